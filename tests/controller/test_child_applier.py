@@ -17,9 +17,7 @@ from mailboat.runtime.manifest_files import load
 from mailboat_operator.controller import parse
 from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.children import ApplyResult, ChildApplier, StillThere, Taken
-from mailboat_operator.controller.missing_relay import MissingRelay
 from mailboat_operator.controller.reconcile import Reconciler
-from mailboat_operator.controller.status_report import StatusReport
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import (
     CONFIG_MAP,
@@ -256,11 +254,7 @@ class LeaderWork(Generic[FleetT]):
         self.keeper = ChildApplier(self.server, self.world, metrics)
         self.reporter = StatusWriter(self.server, self.world, metrics, "test")
         self.fleet = relays(client or RelayClient(SIGNING), metrics, PollTimeouts())
-        report = StatusReport(self.world, self.reporter, metrics)
-        missing = MissingRelay(self.world, self.fleet, self.reporter, 5.0)
-        self.reconciler = Reconciler(
-            self.world, self.keeper, self.fleet, self.reporter, report, missing, SIGNING, IMAGE, 5.0
-        )
+        self.reconciler = Reconciler(self.world, self.keeper, self.fleet, self.reporter, SIGNING, IMAGE, 5.0)
 
 
 async def test_nothing_is_remembered_about_what_was_deleted():

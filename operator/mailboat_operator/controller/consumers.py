@@ -39,8 +39,9 @@ class Consumers:
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile one subscription. Return the seconds until the next run; None: wait for an event."""
-        for gone in self.cache.departed(key):
-            self._forget(key, gone["metadata"]["uid"])
+        for gone in self.status_writer.forget_deleted(key):
+            self._polls.pop(key, None)
+            self._dead.forget(gone["metadata"]["uid"])
         if not (subscriptions := self.cache.subscriptions_of(key)):
             return None  # pods refer to a subscription that does not exist, or that reads an outbox
         (found,) = subscriptions
@@ -67,10 +68,3 @@ class Consumers:
         self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
         await self.status_writer.write_status(SUBSCRIPTION, found, status)
         return self.interval if pods else None
-
-    def _forget(self, key: Key, uid: str) -> None:
-        self._polls.pop(key, None)
-        self._dead.forget(uid)
-        self.status_writer.forget(uid)
-        namespace, name = key[0], key[1].rpartition("/")[2]
-        self.metrics.forget_subscription(namespace, name)

@@ -1,6 +1,6 @@
 """The controller: kopf's events fill the cache, changes fill the work queue, workers reconcile one key after the other.
 
-    kopf feed -> ResourceCache -> WorkQueue -> Reconciler or ConsumerReconciler
+    kopf feed -> ResourceCache -> WorkQueue -> Reconciler or Consumers
 
 States of a watch scope (one namespace, or all of them):
 
@@ -31,9 +31,7 @@ from mailboat_operator.controller.cache import ResourceCache, is_consumer
 from mailboat_operator.controller.children import ChildApplier, StillThere
 from mailboat_operator.controller.consumers import Consumers
 from mailboat_operator.controller.kopf_feed import KopfFeed, Selection
-from mailboat_operator.controller.missing_relay import MissingRelay
 from mailboat_operator.controller.reconcile import Reconciler
-from mailboat_operator.controller.status_report import StatusReport
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.controller.workqueue import Backoff, WorkQueue
 from mailboat_operator.kube.client import (
@@ -114,14 +112,11 @@ async def run_controller(kube: Kube, settings: ControllerSettings, signing: Sign
     cache = ResourceCache()
     async with RelayClient(signing, timeout=settings.relay_timeout) as client:
         status_writer = StatusWriter(kube, cache, metrics, settings.instance)
-        relays = RelayStates(client, metrics, settings.timeouts)
         reconciler = Reconciler(
             cache,
             ChildApplier(kube, cache, metrics, _OBSTRUCTED * settings.status_interval),
-            relays,
+            RelayStates(client, metrics, settings.timeouts),
             status_writer,
-            StatusReport(cache, status_writer, metrics),
-            MissingRelay(cache, relays, status_writer, settings.status_interval),
             signing,
             settings.image,
             settings.status_interval,

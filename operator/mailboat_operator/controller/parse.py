@@ -26,14 +26,6 @@ from mailboat_spec.documents import read_document, serves_another
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedRelay:
-    """A relay, or the problem with its spec."""
-
-    relay: OutboxRelay | None
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ParsedSubscription:
     """A subscription, or the problem with its spec."""
 
@@ -74,13 +66,14 @@ def find_last_valid_form(
     )
 
 
-def parse_relay(found: Object) -> ParsedRelay:
+def parse_relay(found: Object) -> tuple[OutboxRelay | None, str]:
+    """Return the relay, or None and the problem with its spec."""
     try:
         relay = read_document("", _without_status(found))
     except SpecError as error:
-        return ParsedRelay(None, _problem(error))
+        return None, _problem(error)
     assert isinstance(relay, OutboxRelay)
-    return ParsedRelay(relay)
+    return relay, ""
 
 
 def parse_subscription(found: Object) -> ParsedSubscription:

@@ -12,11 +12,11 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
 from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.children import ChildApplier, obstacle_of_rights
-from mailboat_operator.controller.missing_relay import MissingRelay
 from mailboat_operator.controller.observation import Observation, ObservedSubscription
 from mailboat_operator.controller.parse import (
     ParsedSubscription,
@@ -25,17 +25,34 @@ from mailboat_operator.controller.parse import (
     parse_relay,
     parse_subscription,
 )
-from mailboat_operator.controller.status_report import StatusReport
 from mailboat_operator.controller.status_writer import StatusWriter
-from mailboat_operator.kube.client import CONFIG_MAP, RELAY, Forbidden, Key, Kind, KubeError, Object, Throttled
+from mailboat_operator.kube.client import (
+    CONFIG_MAP,
+    POD,
+    RELAY,
+    SUBSCRIPTION,
+    Forbidden,
+    Key,
+    Kind,
+    KubeError,
+    Object,
+    Throttled,
+)
 from mailboat_operator.relays.reports import Answer, partitions_of
 from mailboat_operator.relays.signing_keys import Signing
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources import CHILD_KINDS, desired
-from mailboat_operator.resources.configmap import Configuration, configuration_in, next_configuration, too_large
+from mailboat_operator.resources.configmap import (
+    Configuration,
+    all_paused,
+    configuration_in,
+    next_configuration,
+    too_large,
+)
 from mailboat_operator.resources.ownership import Owner, owner_of
 from mailboat_operator.resources.pod import RelayImage
-from mailboat_operator.status.conditions import Obstacle
+from mailboat_operator.status.conditions import EventNote, Obstacle
+from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
 from mailboat_spec import OutboxRelay, Reason, Runtime
 
 _SOON: Final = 1.0
@@ -67,8 +84,6 @@ class Reconciler:
     children: ChildApplier
     relays: RelayStates
     status_writer: StatusWriter
-    report: StatusReport
-    missing: MissingRelay
     signing: Signing
     image: RelayImage
     interval: float
@@ -78,11 +93,11 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile one relay. Return the seconds until the next run; None: wait for an event."""
-        self.report.forget_deleted(key)
+        self.status_writer.forget_deleted(key)
         found = self.cache.relay(key)
         if found is None:
             self._forget(key)
-            return await self.missing.reconcile(key)
+            return await self._reconcile_missing(key)
         if found["metadata"].get("deletionTimestamp"):
             return None  # garbage collection removes the children; nothing may delay the deletion
         observed = await self._observe(key, found)
@@ -95,7 +110,7 @@ class Reconciler:
         except KubeError as failure:
             error = failure
             result = self._stuck_result(key, failure)
-        await self.report.write(observed, result.obstacle, result.version)
+        await self.status_writer.write(observed, result.obstacle, result.version)
         if error is not None:
             raise error
         return self._next_run(observed, result)
@@ -103,7 +118,7 @@ class Reconciler:
     # ---- observe ---------------------------------------------------------------------------------------------------
 
     async def _observe(self, key: Key, found: Object) -> Observation:
-        parsed = parse_relay(found)
+        relay, problem = parse_relay(found)
         written = await asyncio.to_thread(configuration_in, await self._own_config_map(key, found))
         pods = self.cache.pods_of(key)
         polled = [pod for pod in pods if pod.has_relay and not pod.finished]
@@ -112,10 +127,10 @@ class Reconciler:
         parser = self._parsers.setdefault(key, SubscriptionParser())
 
         def subscriptions() -> list[ObservedSubscription]:
-            return [self._observed(key, each, written, answers) for each in parser.read(parsed.relay, resources)]
+            return [self._observed(key, each, written, answers) for each in parser.read(relay, resources)]
 
         observed = await asyncio.to_thread(subscriptions)  # parsing many subscriptions takes seconds
-        return Observation(key, found, parsed.relay, parsed.problem, written, observed, pods, polled, answers)
+        return Observation(key, found, relay, problem, written, observed, pods, polled, answers)
 
     async def _own_config_map(self, key: Key, found: Object) -> Object | None:
         live = await self.children.find(CONFIG_MAP, key)
@@ -205,3 +220,50 @@ class Reconciler:
         self.children.forget(key)
         self._failures.pop(key, None)
         self._parsers.pop(key, None)
+
+    # ---- a name without a relay ------------------------------------------------------------------------------------
+
+    async def _reconcile_missing(self, key: Key) -> float | None:
+        """Report a missing relay on the subscriptions and pods that refer to it, and pause its sidecars.
+
+        Kubernetes removes the children of a deleted relay. Application pods with its sidecars stay, and only the
+        operator can notify them.
+        """
+        no_such_relay = EventNote(
+            True,
+            Reason.RELAY_NOT_FOUND,
+            f'There is no OutboxRelay "{key[1]}" in this namespace: create it, then restart this pod to get its relay.',
+        )
+        for pod in self.cache.pods_of(key):
+            if pod.lacks_sidecar:
+                await self.status_writer.write_events(POD, pod.reference, [no_such_relay])
+        now = datetime.fromtimestamp(self.wall_clock(), UTC)
+        for found in self.cache.subscriptions_of(key):
+            facts = SubscriptionFacts(
+                name=f"{key[0]}/{found['metadata']['name']}",
+                generation=found["metadata"].get("generation", 0),
+                before=found.get("status") or {},
+                subscription=parse_subscription(found).subscription,
+                relay="/".join(key),
+                relay_exists=False,
+                problem="",
+                answers=(),
+                lacking=(),
+            )
+            await self.status_writer.write_status(SUBSCRIPTION, found, subscription_status(facts, now))
+        return await self._pause_sidecars(key)
+
+    async def _pause_sidecars(self, key: Key) -> float | None:
+        pods = [pod for pod in self.cache.pods_of(key) if pod.alive and not pod.own]
+        live = self.cache.child(CONFIG_MAP, key)
+        # A ConfigMap without an owner was orphaned on purpose, so that relays keep running with it.
+        orphaned = live is not None and owner_of(live, key[1], "") is not Owner.PREDECESSOR
+        before = self.relays.pushed_config(key) or await asyncio.to_thread(configuration_in, live)
+        if pods and before is not None and not orphaned:
+            paused = await asyncio.to_thread(all_paused, before, int(self.wall_clock() * 1000))
+            answers = await self.relays.poll(key, pods, {})
+            pushed = await self.relays.push_config(key, pods, answers, paused)
+            behind = pushed.behind or any(answer.report is None for answer in answers)
+            return self.interval if behind else None  # the pushed configuration is kept while these pods exist
+        self.relays.forget(key)
+        return None

@@ -1,4 +1,4 @@
-"""Write statuses and Kubernetes events: only changes, and each event once.
+"""Write statuses, Kubernetes events and the metrics of both resources: only changes, and each event once.
 
 The existing status is the memory: events are derived from the difference to it, so a restarted operator does not repeat
 them.
@@ -6,7 +6,9 @@ them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +16,27 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.kube.client import EVENT, Kind, Kube, KubeError, NotFound, Object
+from mailboat_operator.controller.observation import Observation, ObservedSubscription
+from mailboat_operator.kube.client import (
+    DEPLOYMENT,
+    EVENT,
+    RELAY,
+    SUBSCRIPTION,
+    Key,
+    Kind,
+    Kube,
+    KubeError,
+    NotFound,
+    Object,
+    Throttled,
+)
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.status.conditions import EventNote, condition_events
-from mailboat_spec import FIELD_MANAGER, ConditionType
+from mailboat_operator.resources.deployment import replica_failure, rollout_failure
+from mailboat_operator.resources.pod import sink_secrets
+from mailboat_operator.status.conditions import EventNote, Obstacle, condition_events, overdue
+from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
+from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
+from mailboat_spec import FIELD_MANAGER, ConditionType, Reason
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +46,10 @@ _COUNTERS_EVERY: Final = 60.0
 """Seconds between two patches that change only counters."""
 _SAME_NEWS_EVERY: Final = 600.0
 _LONGEST_NOTE: Final = 1024
+_BATCH: Final = 20
+"""Statuses built before other tasks get a turn: some milliseconds."""
+_BEFORE_RELAYS: Final = frozenset({Reason.CONFIGURATION_HELD, Reason.PROGRESSING})
+"""Reasons of obstacles that keep a configuration from relays."""
 
 
 @dataclass(slots=True)
@@ -39,10 +62,80 @@ class StatusWriter:
     instance: str
     """Reporting instance of Kubernetes events."""
     clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
     _written: dict[str, float] = field(default_factory=dict, init=False)
     """Time of the last status write, by uid."""
     _told: dict[tuple[str, EventNote], float] = field(default_factory=dict, init=False)
     """Time of each event, by uid and content."""
+
+    async def write(self, observed: Observation, obstacle: Obstacle | None, version: int) -> None:
+        """Write the statuses of all subscriptions, then that of the relay. Raises ``KubeError``."""
+        now = datetime.fromtimestamp(self.wall_clock(), UTC)
+        delayed: KubeError | None = None
+        unreached = obstacle is not None and obstacle.reason in _BEFORE_RELAYS
+        behind = unreached or observed.is_behind(version)
+        for number, each in enumerate(observed.subscriptions):
+            if number % _BATCH == 0:
+                await asyncio.sleep(0)
+            try:
+                await self._write_subscription(observed, each, now, behind=behind)
+            except Throttled:
+                raise
+            except KubeError as error:  # concerns this subscription only; still report the others and the relay
+                delayed = error
+        await self._write_relay(observed, obstacle, now)
+        if delayed is not None:
+            raise delayed
+
+    async def _write_relay(self, observed: Observation, obstacle: Obstacle | None, now: datetime) -> None:
+        deployment = self.cache.child(DEPLOYMENT, observed.key)
+        secrets = observed.secrets
+        facts = RelayFacts(
+            name=observed.name,
+            generation=observed.found["metadata"].get("generation", 0),
+            before=observed.found.get("status") or {},
+            relay=observed.relay,
+            problem=observed.problem,
+            obstacle=obstacle,
+            uncreated=replica_failure(deployment),
+            halted=rollout_failure(deployment),
+            pods=observed.pods,
+            answers=observed.running_answers,
+            subscriptions=len(observed.subscriptions),
+            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.sees(each) for each in secrets)],
+            selector=observed.selector,
+        )
+        self.metrics.without_sidecar.labels(*observed.key).set(sum(pod.lacks_sidecar for pod in observed.pods))
+        status = relay_status(facts, now)
+        await self.write_status(RELAY, observed.found, status)
+        await self.write_events(RELAY, observed.found, overdue(status["conditions"], now))
+        await self.write_events(RELAY, observed.found, database_changed(facts.before, status))
+
+    async def _write_subscription(
+        self, observed: Observation, each: ObservedSubscription, now: datetime, *, behind: bool
+    ) -> None:
+        """``behind``: relays still run an earlier generation. Write the status with that observedGeneration, if any."""
+        found = each.parsed.found
+        metadata = found["metadata"]
+        before = found.get("status") or {}
+        generation = metadata.get("generation", 0)
+        if behind and each.parsed.subscription is not None:
+            generation = before.get("observedGeneration", generation)
+        needed = sink_secrets(each.subscription) if each.subscription is not None else ()
+        facts = SubscriptionFacts(
+            name=f"{metadata['namespace']}/{metadata['name']}",
+            generation=generation,
+            before=before,
+            subscription=each.subscription,
+            relay=observed.name,
+            relay_exists=True,
+            problem=each.parsed.problem,
+            answers=observed.running_answers,
+            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.sees(name) for name in needed)],
+        )
+        status = subscription_status(facts, now)
+        self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", math.nan))
+        await self.write_status(SUBSCRIPTION, found, status)
 
     async def write_status(self, kind: Kind, found: Object, status: Mapping[str, Any]) -> None:
         """Patch the status, then write its events, so that no event is repeated. Raises ``KubeError``."""
@@ -78,8 +171,16 @@ class StatusWriter:
             except KubeError as error:
                 log.warning("Event not written: %s", error, extra={"reason": item.reason})
 
-    def forget(self, uid: str) -> None:
-        self._written.pop(uid, None)
+    def forget_deleted(self, key: Key) -> list[Object]:
+        """Drop metrics and write times of the resources deleted since the last call, and return these resources."""
+        deleted = self.cache.departed(key)
+        for gone in deleted:
+            metadata = gone["metadata"]
+            self._written.pop(metadata["uid"], None)
+            of_subscription = gone["kind"] == SUBSCRIPTION.name
+            forget = self.metrics.forget_subscription if of_subscription else self.metrics.forget_relay
+            forget(metadata["namespace"], metadata["name"])
+        return deleted
 
 
 def status_patch(
