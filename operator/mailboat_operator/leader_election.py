@@ -186,7 +186,7 @@ class Election:
         before = self._sighting
         self._sighting = seen(lease, before, self._clock(), self._timing.duration)
         if before is None or before.holder != self._sighting.holder:
-            log.info("Leader lease held by another operator", extra={"holder": self._sighting.holder or "nobody"})
+            log.info("Leader lease held by another operator", extra={"holder": self._sighting.holder or "none"})
         # The Lease names this process if the response to its write was lost: identities are unique.
         if self._sighting.holder != self.identity and not self._sighting.is_free(self._clock()):
             return False
@@ -221,7 +221,7 @@ class Election:
         holder = (lease.get("spec") or {}).get("holderIdentity")
         if holder != self.identity:
             self._held = None
-            raise LeadershipLost(f"{holder or 'nobody'} holds the Lease {self._namespace}/{self._name} now")
+            raise LeadershipLost(f"{holder or 'no operator'} holds the Lease {self._namespace}/{self._name} now")
         self._held = await self._update(lease)
 
     def _claim(self, lease: Object | None) -> Object:

@@ -88,7 +88,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     namespaces: Annotated[tuple[DnsLabel, ...], Spelled(flag="--namespace")] = Field(
-        default=(), description="Namespace to look after; may be given again. Default: all namespaces."
+        default=(), description="Namespace to watch; may be given again. Default: all namespaces."
     )
     operator_namespace: Annotated[DnsLabel, Spelled(environment="POD_NAMESPACE")] = Field(
         description="Namespace of the operator itself, for its Lease and its two Secrets."
@@ -101,12 +101,12 @@ class Settings(BaseModel):
         default=PullPolicy.IF_NOT_PRESENT, description="When nodes fetch it: Always, IfNotPresent or Never."
     )
     status_interval: Annotated[Duration, between("1s", "1h")] = Field(
-        default=Duration.parse("5s"), description="Time between two looks at the relays, between 1s and 1h."
+        default=Duration.parse("5s"), description="Time between two polls of the relays, between 1s and 1h."
     )
     lease_name: DnsSubdomain = Field(default="mailboat-operator", description="Lease by which one operator leads.")
     lease_duration: Annotated[Duration, between("3s", "5m")] = Field(
         default=Duration.parse("15s"),
-        description="How long the others wait for a leader that fell silent, in whole seconds between 3s and 5m.",
+        description="Time without a renewal after which another operator leads, in whole seconds between 3s and 5m.",
     )
     signing_secret: DnsSubdomain = Field(
         default="mailboat-signing-keys", description="Secret with the keys that calls to relays are signed with."
@@ -140,13 +140,13 @@ class Settings(BaseModel):
         description="How long the webhook still answers after SIGTERM, until the API server knows the others.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="What is worth a line: debug, info, warning or error."
+        default="info", description="Lowest level that is logged: debug, info, warning or error."
     )
     log_format: LogFormat = Field(
         default=LogFormat.AUTO, description="auto (readable on a terminal, JSON elsewhere), json or text."
     )
     kubeconfig: Annotated[Path | None, Spelled(environment="KUBECONFIG")] = Field(
-        default=None, description="Way to the cluster. Default: the pod's service account."
+        default=None, description="Kubeconfig file. Default: the pod's service account."
     )
 
     @model_validator(mode="after")

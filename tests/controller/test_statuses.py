@@ -537,11 +537,11 @@ def test_what_keeps_pods_from_starting_is_told_in_kubernetes_words():
         ({"pods": (pod("a"), pod("b", ready=False, trouble="the image x can't be pulled"))}, "b the image x can't"),
         (
             {"pods": (pod("a"), pod("b"), pod("c", ready=False, trouble="can't start (x)")), "halted": "timed out."},
-            "New relays do not become ready, those of before go on: c can't start (x).",
+            "New relays do not become ready, the previous ones continue: c can't start (x).",
         ),
         (
             {"pods": (pod("a"), pod("b"), pod("c", ready=False)), "halted": "ReplicaSet x timed out."},
-            "New relays do not become ready, those of before go on: ReplicaSet x timed out.",
+            "New relays do not become ready, the previous ones continue: ReplicaSet x timed out.",
         ),
     ):
         (ready,) = (

@@ -38,7 +38,9 @@ from mailboat_spec import OutboxRelay, Reason
 
 log = logging.getLogger(__name__)
 
-_IF_IT_STAYS: Final = ": Kubernetes removes it soon, unless a finalizer of somebody else holds it (metadata.finalizers)"
+_IF_IT_STAYS: Final = (
+    ": Kubernetes removes it soon, unless a finalizer of another controller holds it (metadata.finalizers)"
+)
 _BELIEVED: Final = 0.8
 """Fraction of ``patience`` for which an obstacle is assumed to persist. The next scheduled reconcile then retries."""
 _NAMED_FIELDS: Final = 3

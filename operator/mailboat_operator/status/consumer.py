@@ -149,7 +149,7 @@ def _silent(answers: Sequence[ConsumerAnswer]) -> str:
 
 def _paused(facts: ConsumerFacts) -> Verdict:
     if facts.subscription is not None and facts.subscription.spec.state is State.PAUSED:
-        return yes(ConditionType.PAUSED, Reason.PAUSED_BY_SPEC, "Paused: set spec.state to Running to go on.")
+        return yes(ConditionType.PAUSED, Reason.PAUSED_BY_SPEC, "Paused: set spec.state to Running to resume.")
     return no(ConditionType.PAUSED, Reason.RUNNING, "Not paused.")
 
 

@@ -118,7 +118,7 @@ def _ready(facts: RelayFacts, reports: Sequence[RelayStatus]) -> Verdict:
         return no(ready, Reason.STARTING, "The relay's pods are being created.")
     for answer in facts.answers:
         if answer.report is not None and answer.report.config.error:
-            still = "goes on with the last configuration" if answer.report.relays else "can't use its configuration"
+            still = "continues with the last configuration" if answer.report.relays else "can't use its configuration"
             return no(ready, Reason.INVALID_SPEC, f"Relay {answer.pod} {still}: {answer.report.config.error}")
     if not reports:
         return no(ready, Reason.STARTING, _unanswered(facts))
@@ -134,7 +134,7 @@ def _ready(facts: RelayFacts, reports: Sequence[RelayStatus]) -> Verdict:
         return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
     if facts.halted and facts.relay.spec.runtime is Runtime.DEPLOYMENT:
         why = _troubles(facts) or facts.halted
-        message = f"New relays do not become ready, those of before go on: {why.rstrip('.')}."
+        message = f"New relays do not become ready, the previous ones continue: {why.rstrip('.')}."
         return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
     return yes(ready, Reason.AVAILABLE, "Relays run and reach the database.")
 

@@ -249,9 +249,9 @@ def _no_database(words: _Words) -> Verdict:
 def _paused(facts: SubscriptionFacts, words: _Words) -> Verdict:
     paused = ConditionType.PAUSED
     if facts.subscription is not None and facts.subscription.spec.state is State.PAUSED:
-        return yes(paused, Reason.PAUSED_BY_SPEC, "Paused: set spec.state to Running to go on.")
+        return yes(paused, Reason.PAUSED_BY_SPEC, "Paused: set spec.state to Running to resume.")
     if words.subscriptions and all(each.state == "Paused" for _, each in words.subscriptions):
-        message = "Paused in the database by a command: run `mailboat resume` to go on."
+        message = "Paused in the database by a command: run `mailboat resume`."
         return yes(paused, Reason.PAUSED_BY_COMMAND, message)
     return no(paused, Reason.RUNNING, "Not paused.")
 
@@ -260,7 +260,9 @@ def _assigned(words: _Words) -> Verdict:
     missing = [number for number, (pod, _) in words.held.items() if not pod]
     if missing:
         shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        message = f"Nobody holds {len(missing)} of {len(words.held)} partitions ({shown}): relays take them in seconds."
+        message = (
+            f"{len(missing)} of {len(words.held)} partitions have no owner ({shown}): relays claim them within seconds."
+        )
         return no(ConditionType.ASSIGNED, Reason.PARTITIONS_WITHOUT_OWNER, message)
     if hung := {pod: words.silent[pod] for pod, _ in words.held.values() if pod in words.silent}:
         return no(ConditionType.ASSIGNED, Reason.RELAY_SILENT, named_silent(hung))

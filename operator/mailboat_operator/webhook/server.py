@@ -179,7 +179,7 @@ class Webhook:
             return Injection(Outcome.NOT_ASKED)
         namespace = str(asked["namespace"])
         if self._namespaces and namespace not in self._namespaces:
-            return left_out(f"the operator does not look after namespace {namespace}. Add it to --namespace")
+            return left_out(f"the operator does not watch namespace {namespace}. Add it to --namespace")
         if self._version is None:
             self._version = await self._kube.server_version()
         if self._version < NATIVE_SIDECARS:

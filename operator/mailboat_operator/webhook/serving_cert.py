@@ -106,7 +106,7 @@ async def follow(source: Source, served: ServedCertificate, every: float = LOOK_
             complaint = ""
         except (KubeError, CertificateUnusable, OSError) as error:
             if str(error) != complaint:
-                goes_on = "the one before goes on" if served.ready else "there is none to serve"
+                goes_on = "the previous one stays in use" if served.ready else "there is none to serve"
                 log.warning("No new certificate: %s.", goes_on, extra={"error": str(error)})
             complaint = str(error)
         await asyncio.sleep(every if served.ready else min(every, _LOOK_AT_FIRST))

@@ -178,7 +178,7 @@ async def _replay(
 def _refuse_orphaned(plan: dead_letters.ReplayPlan) -> None:
     """Report orphaned dead letters. Raise ``ConfigError`` only if there are no others to replay."""
     sentences = [
-        f"{each.dead_id} {_named(each)}: its subscription was deleted, and nobody would send it. It stays: create a"
+        f"{each.dead_id} {_named(each)}: its subscription was deleted, and no relay would send it. It stays: create a"
         f" subscription {each.subscription} again, and replay it then."
         for each in plan.orphaned
     ]

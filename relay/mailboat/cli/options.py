@@ -83,7 +83,7 @@ def with_logging(command: Command) -> Command:
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
         show_default=True,
-        help="What is worth a line.",
+        help="Lowest level that is logged.",
     )
     format_ = click.option(
         "--log-format",

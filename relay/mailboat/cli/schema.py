@@ -143,8 +143,8 @@ def rebase(files: tuple[Path, ...], secrets_dir: Path | None, yes: bool, same_hi
     if not (yes or same_history):
         raise ConfigError(
             "rebase skips events below the highest settled position that were never delivered: those of transactions"
-            " that committed late. If this copy is the one to go on with, and no relay works on the original any more,"
-            " say --yes. After pg_upgrade say --same-history, which skips nothing."
+            " that committed late. If this copy is the one to continue with, and no relay works on the original any"
+            " more, say --yes. After pg_upgrade say --same-history, which skips nothing."
         )
     _for_each_outbox(files, secrets_dir, partial(_rebase, keep_history if same_history else rebase_cursors))
 

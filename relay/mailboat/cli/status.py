@@ -279,7 +279,7 @@ def _remarks(answers: Sequence[Answer]) -> list[str]:
         if relay.get("state") != "Running" or relay.get("message")
     ]
     refusing = [
-        safe(f"the relay at {answer.url} goes on with its old configuration: {answer.config_error}")
+        safe(f"the relay at {answer.url} continues with its old configuration: {answer.config_error}")
         for answer in answers
         if answer.config_error
     ]

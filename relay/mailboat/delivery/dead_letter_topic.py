@@ -58,7 +58,7 @@ class DeadLetterPublisher:
             if is_exhaustion(error):
                 self._is_away(exhausted())
                 return False
-            what = f"Event {notice.event.event_id} is dead, and the dead-letter topic can't be told"
+            what = f"Event {notice.event.event_id} is dead, and the dead-letter topic did not get it"
             log_origin(f"{what}; `mailboat dlq show` has it", error, stream.name)
             return True
         if refused is None:

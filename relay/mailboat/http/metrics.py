@@ -45,7 +45,7 @@ _RELAY_GAUGES: tuple[tuple[str, str, Callable[[RelayStatus], float | None]], ...
     ),
     (
         "mailboat_retention_blocked",
-        "1 while old events can't be removed, since somebody needs them.",
+        "1 while old events can't be removed, because a subscription or a session needs them.",
         lambda relay: relay.retention_blocked is not None,
     ),
     (

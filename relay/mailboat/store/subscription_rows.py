@@ -150,7 +150,7 @@ async def refuse_foreign_cursors(link: PostgresConnection, numbers: list[int]) -
         raise ForeignDatabase(
             f"the cursors of {', '.join(sorted(names))} were written in another database: this one is a restored"
             " copy, or was upgraded. After pg_upgrade run `mailboat rebase --same-history`. If this is a copy, and the"
-            " one to go on with, run `mailboat rebase`: it continues behind the highest position that was settled."
+            " one to continue with, run `mailboat rebase`: it continues behind the highest position that was settled."
         )
 
 

@@ -120,7 +120,7 @@ def pending(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Mig
         if ours.checksum != step.checksum:
             raise SchemaMismatch(
                 f"Migration {step.name} was applied to this database with another content than {ours.name} has in this"
-                " version of Mailboat. Use a released version; a database made by an unreleased one must be made anew."
+                " version of Mailboat. Use a released version; create a database of an unreleased one again."
             )
     done = {step.version for step in applied}
     return tuple(migration for migration in known if migration.version not in done)

@@ -265,7 +265,7 @@ class _Sweep:
     async def _finish(self, partition: TimePartition) -> bool:
         if not partition.condemned:
             self._block(
-                partition.name, "somebody else's detach of it is unfinished: finish it with ALTER TABLE ... FINALIZE"
+                partition.name, "another session's detach of it is unfinished: finish it with ALTER TABLE ... FINALIZE"
             )
             return False
         if not await self._detach(partition, "finish_detach"):
@@ -296,7 +296,7 @@ class _Sweep:
             async with self._briefly():
                 await self._execute("drop", partition=name)
         except _NOT_NOW:
-            self._block(name, "it is detached, and somebody is reading it still; will be dropped later")
+            self._block(name, "it is detached, and another session still reads it; it will be dropped later")
         except psycopg.errors.UndefinedTable:
             pass  # another relay dropped it first
         else:

@@ -105,7 +105,7 @@ begin
        or c.database_oid <> mailboat.database_oid() then
         raise exception 'the cursors were written in another database; this one is a restored copy'
             using errcode = 'object_not_in_prerequisite_state',
-                  hint = 'If this copy is the one to go on with, run: mailboat rebase -f <manifests>.';
+                  hint = 'If this copy is the one to continue with, run: mailboat rebase -f <manifests>.';
     end if;
     return c;
 end
