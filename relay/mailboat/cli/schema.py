@@ -12,12 +12,11 @@ from mailboat.cli.options import Outbox, outboxes, with_manifests
 from mailboat.cli.output import counted
 from mailboat.errors import ConfigError
 from mailboat.runtime.maintenance import RetentionClock, limits
-from mailboat.store.admin.overview import pending_migrations
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.rebase import keep_history
 from mailboat.store.rebase import rebase as rebase_cursors
+from mailboat.store.schema.migrate import MigrationScript, pending_migrations
 from mailboat.store.schema.migrate import migrate as apply_migrations
-from mailboat.store.schema.script import MigrationScript
 from mailboat.store.schema.time_partitions import Supply, drop_expired, ensure_partitions, server_time
 from mailboat.store.schema.verify import undeliverable_rows, verify_or_refuse
 from mailboat.store.subscription_rows import clear_given_up, declare_pulled

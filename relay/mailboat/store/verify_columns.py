@@ -29,12 +29,17 @@ class Present(NamedTuple):
     generated: bool = False
 
 
-class ColumnFinding(NamedTuple):
-    """A defect of a column: where, what, and the SQL that fixes it."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One defect of the database."""
 
-    where: str
     what: str
+    where: str
     sql: str
+    """The SQL that fixes it; a comment if no SQL can."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}\n    {self.sql}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +92,24 @@ COLUMNS: Mapping[str, Column] = {
 }
 
 
-def about_columns(table: str, names: Mapping[str, str], present: Mapping[str, Present]) -> Iterator[ColumnFinding]:
+def about_columns(table: str, names: Mapping[str, str], present: Mapping[str, Present]) -> Iterator[Finding]:
     """Yield the defects of the columns. ``names`` maps Mailboat's names to the table's."""
     for name, column in COLUMNS.items():
         theirs = names[name]
         where = f"{table}.{theirs}"
         if theirs not in present:
-            yield ColumnFinding(where, "the column does not exist", _addition(table, name, names, present))
+            yield Finding("the column does not exist", where, _addition(table, name, names, present))
             continue
         found = present[theirs]
         alter = f'alter table {table} alter column "{theirs}"'
         if found.kind not in column.types:
             what = f"the column is {found.kind}, and must be {' or '.join(column.types)}"
-            yield ColumnFinding(where, what, _replacement(table, name, names, present))
+            yield Finding(what, where, _replacement(table, name, names, present))
         elif column.always and not found.always:
-            yield ColumnFinding(where, "it may be null, and no event can be without it", f"{alter} set not null;")
+            yield Finding("it may be null, and no event can be without it", where, f"{alter} set not null;")
         elif name == "xid" and "pg_current_xact_id()" not in found.default:
-            yield ColumnFinding(
-                where, "its default must be the transaction's id", f"{alter} set default pg_current_xact_id();"
+            yield Finding(
+                "its default must be the transaction's id", where, f"{alter} set default pg_current_xact_id();"
             )
 
 

@@ -11,7 +11,6 @@ from psycopg import sql
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.filter_predicates import TRUE, Predicate, Since, predicate
 from mailboat.store.pull_policy import effective_filter
-from mailboat.store.schema.migrate import Applied, Migration, known_migrations, pending
 from mailboat.store.sql import statements
 from mailboat.store.subscription_rows import GRACE
 from mailboat.store.table import TableLayout
@@ -19,7 +18,6 @@ from mailboat_spec import EventSubscription, full_name
 
 _SQL = statements("overview")
 _SUBSCRIPTIONS = statements("subscription_rows")
-_SCHEMA = statements("schema")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +138,3 @@ async def forget(link: PostgresConnection, outbox: str, name: str) -> bool:
     async with link.transaction() as cursor:
         await cursor.execute(_SUBSCRIPTIONS["forget"], {"outbox": outbox, "name": name})
         return await cursor.fetchone() is not None
-
-
-async def pending_migrations(link: PostgresConnection) -> tuple[Migration, ...]:
-    """Return the steps that ``mailboat migrate`` would apply. Raises ``SchemaMismatch`` as `pending` does."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SCHEMA["facts"])
-        _, ledger, *_ = await cursor.fetchone() or (False, False)
-        applied = []
-        if ledger:
-            await cursor.execute(_SCHEMA["applied"])
-            applied = [Applied(*row) for row in await cursor.fetchall()]
-    return pending(known_migrations(), applied)

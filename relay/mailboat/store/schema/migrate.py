@@ -26,6 +26,7 @@ import psycopg
 from psycopg.rows import dict_row, tuple_row
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
+from mailboat.store.connection import PostgresConnection
 from mailboat.store.sql import statements
 from mailboat_spec.redaction import primary_message
 
@@ -154,7 +155,7 @@ async def migrate(
                     connection.cursor(row_factory=tuple_row) as cursor,
                 ):
                     facts = await _facts(connection)
-                    refuse_encoding(facts["database"], facts["encoding"])
+                    _refuse_encoding(facts["database"], facts["encoding"])
                     if facts["ledger"] and await _is_made(cursor, outbox_table):
                         return await _supplied(cursor, outbox_table)
                     await _lock(cursor, ledger=bool(facts["ledger"]))
@@ -244,7 +245,55 @@ async def _missing_roles(cursor: _Cursor) -> tuple[str, ...]:
     return tuple(str(role) for (role,) in await cursor.fetchall())
 
 
-def refuse_encoding(database: object, encoding: object) -> None:
+async def pending_migrations(link: PostgresConnection) -> tuple[Migration, ...]:
+    """Return the steps that ``mailboat migrate`` would apply. Raises ``SchemaMismatch`` as `pending` does."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(_SQL["facts"])
+        _, ledger, *_ = await cursor.fetchone() or (False, False)
+        return pending(known_migrations(), await _applied(cursor) if ledger else [])
+
+
+class MigrationScript:
+    """Migrations as scripts, for databases with an externally managed schema (``manageSchema: false``).
+
+    A script does the same as ``migrate``, in the same order and in one transaction. An administrator can review and run
+    it. Scripts for several outboxes are to be run in order: the first one for a database migrates its schema.
+    User-defined outbox tables are left to ``verify``, which reports what they lack.
+    """
+
+    def __init__(self) -> None:
+        self._migrated: set[tuple[int, str]] = set()
+
+    async def script(self, link: PostgresConnection, outbox: str) -> str:
+        """Return the script with all pending changes; empty if there are none."""
+        async with link.autocommit() as cursor:
+            await cursor.execute(_SQL["facts"])
+            _, ledger, database, encoding, _ = await cursor.fetchone() or (False, False, "", "", "")
+            await cursor.execute(_SQL["outbox"], {"outbox": outbox})
+            name, exists = await cursor.fetchone() or (outbox, False)
+        _refuse_encoding(database, encoding)
+        if name != outbox:
+            raise SchemaMismatch(f"spec.outbox.table: {name}: {RESERVED}. Choose another name.")
+        this_one = (link.server.system_identifier, str(database))
+        steps = () if this_one in self._migrated else await pending_migrations(link)
+        self._migrated.add(this_one)
+        literal = psycopg.AsyncClientCursor(link.connection)
+        ledger_first = [_SQL["create_ledger"]] if steps and not ledger else []
+        parts = []
+        for step in steps:
+            applied = {"version": step.version, "name": step.name, "checksum": step.checksum}
+            parts += [f"-- {step.name}\n{step.script.strip()}", literal.mogrify(_SQL["record"], applied)]
+        if steps:
+            parts.append(_SQL["grant_roles"])
+        if not exists:
+            parts.append(literal.mogrify(_SQL["create_outbox"], {"outbox": outbox}))
+        if not parts:
+            return ""
+        whole = ["begin", *ledger_first, _SQL["lock"], *parts, "commit"]
+        return "\n\n".join(part if part.endswith(";") else f"{part};" for part in whole)
+
+
+def _refuse_encoding(database: object, encoding: object) -> None:
     """Raise `SchemaMismatch` if the encoding is not UTF-8: texts of events could not be read."""
     if encoding != "UTF8":
         raise SchemaMismatch(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -20,21 +20,9 @@ def migrate(database: Any, outbox: str = "mailboat.outbox") -> MigrationReport:
     ``database``: a URL, or a connection of psycopg, SQLAlchemy (or its engine) or Django, whose server and user are
     used. The migration has a separate connection and transaction, so nothing of the caller is committed.
     """
-    target = _conninfo(database)
-    result: list[MigrationReport | BaseException] = []
-
-    def run() -> None:
-        try:
-            result.append(asyncio.run(_migrate(target, outbox)))
-        except BaseException as error:
-            result.append(error)
-
-    thread = threading.Thread(target=run, name="mailboat-migrate")  # the caller may be inside an event loop
-    thread.start()
-    thread.join()
-    if isinstance(result[0], BaseException):
-        raise result[0]
-    return result[0]
+    work = _migrate(_conninfo(database), outbox)
+    with ThreadPoolExecutor(1, "mailboat-migrate") as thread:  # the caller may be inside an event loop
+        return thread.submit(asyncio.run, work).result()
 
 
 async def _migrate(conninfo: str, outbox: str) -> MigrationReport:

@@ -30,7 +30,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from mailboat.errors import DatabaseUnavailable, SchemaMismatch
+from mailboat.errors import SchemaMismatch
 from mailboat.store.connection import explain
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
@@ -111,35 +111,32 @@ class RetentionReport:
 
 async def server_time(connection: Connection) -> datetime:
     """Return the server's time, which also timestamps events."""
-    try:
-        cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
-        await cursor.execute(_SQL["now"])
-        (now,) = await cursor.fetchone() or (None,)
-    except psycopg.Error as error:
-        raise explain(error) from error
-    if not isinstance(now, datetime):
-        raise DatabaseUnavailable("Postgres did not say what time it is")
+    now: datetime = await _value(connection, "now")
     return now
 
 
 async def ensure_partitions(connection: Connection, outbox: str) -> Supply:
     """Create the missing partitions of the next 30 days. If none is missing, write nothing."""
-    try:
-        cursor = await connection.execute(_SQL["ensure"], {"outbox": outbox})
-        (made,) = await cursor.fetchone() or (0,)
-    except psycopg.Error as error:
-        raise explain(error) from error
-    return Supply(int(made or 0), await days_ahead(connection, outbox))
+    made: int | None = await _value(connection, "ensure", outbox=outbox)
+    return Supply(made or 0, await days_ahead(connection, outbox))
 
 
 async def days_ahead(connection: Connection, outbox: str) -> float | None:
     """Return the days that existing partitions cover, whether or not more can be created; see `Supply`."""
+    days: float | None = await _value(connection, "ahead", outbox=outbox)
+    return days
+
+
+async def _value(connection: Connection, name: str, **values: object) -> Any:
+    """Return the only value of a statement that always returns one row."""
     try:
-        cursor = await connection.execute(_SQL["ahead"], {"outbox": outbox})
-        (days,) = await cursor.fetchone() or (0.0,)
+        cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
+        await cursor.execute(_SQL[name], values)
+        row = await cursor.fetchone()
     except psycopg.Error as error:
         raise explain(error) from error
-    return None if days is None else float(days)
+    assert row is not None, "a query without FROM, or an aggregate, has a row"
+    return row[0]
 
 
 def beyond(limit: HardLimit | None, partitions: Sequence[TimePartition], now: datetime) -> frozenset[str]:

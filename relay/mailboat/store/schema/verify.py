@@ -7,8 +7,7 @@ the whole table at every poll.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -18,8 +17,9 @@ from psycopg.rows import dict_row, tuple_row
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.store.connection import explain
 from mailboat.store.schema.migrate import RESERVED, Applied, known_migrations, pending
+from mailboat.store.schema.time_partitions import days_ahead
 from mailboat.store.sql import statements
-from mailboat.store.verify_columns import COLUMNS, Present, about_columns
+from mailboat.store.verify_columns import COLUMNS, Finding, Present, about_columns
 
 _SQL = statements("verify")
 
@@ -32,19 +32,6 @@ MOST_COUNTED = 100_000
 
 BOOKKEEPING = ("relays", "wakeup_requests", "subscriptions", "cursors", "parked", "dead_letters")
 """Tables that a relay writes to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One defect of the database."""
-
-    what: str
-    where: str
-    sql: str
-    """The SQL that fixes it; a comment if no SQL can."""
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.what}\n    {self.sql}"
 
 
 async def verify_or_refuse(
@@ -72,9 +59,11 @@ async def verify(
 ) -> list[Finding]:
     """Return the defects that affect a relay. ``columns`` maps Mailboat's names to the table's, where they differ."""
     try:
-        return [finding async for finding in _Inspection(connection, outbox_table, columns).findings()]
+        inspection = _Inspection(connection, outbox_table, columns)
+        await inspection.run()
     except psycopg.Error as error:
         raise explain(error) from error
+    return inspection.findings
 
 
 async def undeliverable_rows(
@@ -111,8 +100,13 @@ class _Inspection:
         self._connection = connection
         self._outbox = outbox
         self._names = {name: columns.get(name, name) for name in COLUMNS}
+        self.findings: list[Finding] = []
 
-    async def findings(self) -> AsyncIterator[Finding]:
+    def _add(self, what: str, where: str, remedy: str) -> None:
+        self.findings.append(Finding(what, where, remedy))
+
+    async def run(self) -> None:
+        """Inspect the database as far as the findings permit."""
         server = await self._row("server", tables=list(BOOKKEEPING))
         assert server is not None, "a query without FROM has a row"
         if server["standby"]:
@@ -120,53 +114,58 @@ class _Inspection:
                 f"Database {server['database']} is a standby: its snapshots leave out transactions in flight."
                 " Connect to the primary (target_session_attrs=primary)."
             )
-        for finding in _about_server(server):
-            yield finding
+        self._about_server(server)
         if not server["schema"]:
-            yield Finding("there is no schema mailboat", "schema mailboat", _MIGRATE)
+            self._add("there is no schema mailboat", "schema mailboat", _MIGRATE)
             return
         hidden = [name for (name,) in await self._rows("usable", outbox=self._outbox)]
         for name in hidden:
-            yield Finding(f"user {server['user']} may not use it", f"schema {name}", _grant(server))
+            self._add(f"user {server['user']} may not use it", f"schema {name}", _grant(server))
         if hidden:
             return
-        async for finding in self._about_history(server):
-            yield finding
+        await self._about_history(server)
         if server["missing_tables"]:
             return
         relation = await self._row("relation", outbox=self._outbox, xid=self._names["xid"], id=self._names["id"])
         if relation is None:
-            yield Finding("the table does not exist", self._outbox, f"select mailboat.create_outbox('{self._outbox}');")
+            self._add("the table does not exist", self._outbox, f"select mailboat.create_outbox('{self._outbox}');")
             return
         name = relation["name"]
         if name != self._outbox:
             plain = f"{self._outbox.partition('.')[2]}_outbox"
-            yield Finding(RESERVED, name, f"alter table {name} rename to {plain};")
+            self._add(RESERVED, name, f"alter table {name} rename to {plain};")
             return
-        async for finding in self._about_table(relation):
-            yield finding
-        async for finding in self._about_rights(server):
-            yield finding
+        await self._about_table(relation)
+        await self._about_rights(server)
 
-    async def _about_rights(self, server: Mapping[str, Any]) -> AsyncIterator[Finding]:
+    def _about_server(self, server: Mapping[str, Any]) -> None:
+        where = f"database {server['database']}"
+        if server["version"] < OLDEST_POSTGRES:
+            self._add(f"Postgres {server['version'] // 10000} is too old", where, "-- upgrade to Postgres 14 or newer")
+        if server["encoding"] != "UTF8":
+            self._add(
+                f"its encoding is {server['encoding']}, and events are UTF-8",
+                where,
+                "create database ... encoding 'UTF8' template template0;  -- and move the data there",
+            )
+
+    async def _about_rights(self, server: Mapping[str, Any]) -> None:
         user = f"user {server['user']}"
         roles = await self._rows("relay_role", outbox=self._outbox)
         role = roles[0][0] if roles and roles[0][1] else None
         if role and not roles[0][2]:
-            yield Finding(
-                f"{user} lacks role {role}, which relays of this outbox need", user, _grant(server, role=role)
-            )
+            self._add(f"{user} lacks role {role}, which relays of this outbox need", user, _grant(server, role=role))
         for (right,) in await self._rows("rights", outbox=self._outbox, tables=list(BOOKKEEPING)):
-            yield Finding(f"{user} lacks {right}", user, _grant(server, right, role=role))
+            self._add(f"{user} lacks {right}", user, _grant(server, right, role=role))
 
-    async def _about_history(self, server: Mapping[str, Any]) -> AsyncIterator[Finding]:
+    async def _about_history(self, server: Mapping[str, Any]) -> None:
         try:
             async with self._connection.transaction():
                 applied = [Applied(*row) for row in await self._rows("steps")]
         except psycopg.errors.UndefinedTable:
             applied = []
         except psycopg.errors.InsufficientPrivilege:
-            yield Finding(
+            self._add(
                 f"user {server['user']} can't read which migrations were applied",
                 "mailboat.migrations",
                 _grant(server, "select on mailboat.migrations"),
@@ -175,36 +174,34 @@ class _Inspection:
         missing = pending(known_migrations(), applied)
         if missing:
             names = ", ".join(step.name for step in missing)
-            yield Finding(f"migrations were not applied: {names}", "mailboat.migrations", _MIGRATE)
+            self._add(f"migrations were not applied: {names}", "mailboat.migrations", _MIGRATE)
         elif server["missing_tables"]:
-            yield Finding("tables are missing: " + ", ".join(server["missing_tables"]), "schema mailboat", _GONE)
+            self._add("tables are missing: " + ", ".join(server["missing_tables"]), "schema mailboat", _GONE)
 
-    async def _about_table(self, relation: Mapping[str, Any]) -> AsyncIterator[Finding]:
+    async def _about_table(self, relation: Mapping[str, Any]) -> None:
         name = relation["name"]
         present = {column: Present(*facts) for column, *facts in await self._rows("columns", outbox=self._outbox)}
-        for where, what, remedy in about_columns(name, self._names, present):
-            yield Finding(what, where, remedy)
+        self.findings += about_columns(name, self._names, present)
         xid, position = self._names["xid"], self._names["id"]
         if not relation["xid_index"] and xid in present:
-            yield Finding("no index begins with it", f"{name}.{xid}", f'create index on {name} ("{xid}");')
+            self._add("no index begins with it", f"{name}.{xid}", f'create index on {name} ("{xid}");')
         if not relation["id_index"] and position in present:
-            yield Finding("no index begins with it", f"{name}.{position}", f'create index on {name} ("{position}");')
+            self._add("no index begins with it", f"{name}.{position}", f'create index on {name} ("{position}");')
         elif position in present and await self._has_lost_ids(position):
-            yield Finding(
+            self._add(
                 "there are events with a position of 0 or less, which are never delivered",
                 f"{name}.{position}",
                 f'alter table {name} add check ("{position}" > 0) not valid;  -- and insert those events again',
             )
-        async for finding in self._about_sequence(name, position in present, relation["sequence"]):
-            yield finding
+        await self._about_sequence(name, position in present, relation["sequence"])
         if relation["hides_rows"]:
-            yield Finding(
+            self._add(
                 "row level security may hide events from this user, and relays refuse to read it",
                 name,
                 f"alter table {name} disable row level security;  -- or: alter role <the relay's user> bypassrls;",
             )
         if not relation["notifies"]:
-            yield Finding(
+            self._add(
                 "no trigger wakes a sleeping relay (events would wait for the next poll)",
                 name,
                 f"create trigger mailboat_notify after insert on {name} for each statement"
@@ -212,15 +209,13 @@ class _Inspection:
             )
         ((registered,),) = await self._rows("registered", outbox=self._outbox)
         if not registered:
-            yield Finding(
+            self._add(
                 "it is not registered as an outbox", name, f"insert into mailboat.outboxes (name) values ('{name}');"
             )
         if relation["kind"] == "p":
-            cursor = self._connection.cursor(row_factory=tuple_row)
-            await cursor.execute(statements("time_partitions")["ahead"], {"outbox": self._outbox})
-            (days,) = await cursor.fetchone() or (0.0,)
-            if days < DAYS_AHEAD:
-                yield Finding(
+            days = await days_ahead(self._connection, self._outbox)
+            if days is not None and days < DAYS_AHEAD:
+                self._add(
                     f"it has partitions for {days:.1f} days; without one, writers fail",
                     name,
                     f"select mailboat.ensure_partitions('{name}');",
@@ -237,11 +232,11 @@ class _Inspection:
             return False
         return await cursor.fetchone() == (True,)
 
-    async def _about_sequence(self, table: str, has_position: bool, sequence: str | None) -> AsyncIterator[Finding]:
+    async def _about_sequence(self, table: str, has_position: bool, sequence: str | None) -> None:
         position = self._names["id"]
         if sequence is None:
             if has_position:
-                yield Finding(
+                self._add(
                     "its default takes no number from a sequence",
                     f"{table}.{position}",
                     f'create sequence {table}_position_seq cache 1; alter table {table} alter column "{position}"'
@@ -250,7 +245,7 @@ class _Inspection:
             return
         ((cache,),) = await self._rows("cache", sequence=sequence)
         if cache != 1:
-            yield Finding(
+            self._add(
                 f"it caches {cache} numbers per session, which breaks the order of keys",
                 f"sequence {sequence}",
                 f"alter sequence {sequence} cache 1;",
@@ -276,15 +271,3 @@ def _grant(server: Mapping[str, Any], right: str = "usage on schema mailboat", *
     if role is None and server["role"]:
         role = "mailboat_relay"
     return f"grant {role or right} to {user};"
-
-
-def _about_server(server: Mapping[str, Any]) -> Iterator[Finding]:
-    where = f"database {server['database']}"
-    if server["version"] < OLDEST_POSTGRES:
-        yield Finding(f"Postgres {server['version'] // 10000} is too old", where, "-- upgrade to Postgres 14 or newer")
-    if server["encoding"] != "UTF8":
-        yield Finding(
-            f"its encoding is {server['encoding']}, and events are UTF-8",
-            where,
-            "create database ... encoding 'UTF8' template template0;  -- and move the data there",
-        )
