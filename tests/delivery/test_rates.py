@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mailboat.runtime.rates import Rates
+from mailboat.runtime.totals import Rates
 
 
 def test_a_rate_is_what_was_gained_over_the_last_seconds() -> None:

@@ -249,17 +249,13 @@ def not_in_this_release(resource: OutboxRelay | EventSubscription) -> Iterator[P
     Refusing such a field is better than ignoring it.
     """
     source = f"{resource.kind} {full_name(resource)}"
-    for field, message in _missing_features(resource):
-        yield Problem(source, field, f"{message} in this release")
-
-
-def _missing_features(resource: OutboxRelay | EventSubscription) -> Iterator[tuple[str, str]]:
     if isinstance(resource, OutboxRelay):
         if resource.spec.outbox.tracking is Tracking.ROWS:
-            yield "spec.outbox.tracking", "Rows is not there yet: use Log"
+            yield Problem(source, "spec.outbox.tracking", "Rows is not there yet: use Log in this release")
         return
     kind = resource.spec.sink.kind
     if kind in _SINKS_TO_COME:
-        yield f"spec.sink.{kind}", "is not there yet: use kafka, pubsub, log or a custom sink"
+        message = "is not there yet: use kafka, pubsub, log or a custom sink in this release"
+        yield Problem(source, f"spec.sink.{kind}", message)
     if resource.spec.schemas is not None:
-        yield "spec.schemas", "schemas are not checked yet: remove it"
+        yield Problem(source, "spec.schemas", "schemas are not checked yet: remove it in this release")

@@ -24,14 +24,12 @@ from mailboat.delivery.checkpoints import Passing, ignore_checkpoint
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import Clock, Stream
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
-from mailboat.runtime.condition_reasons import reason_for
 from mailboat.runtime.config_change import ConfigChange, close_all
 from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.coverage_watch import CoverageWatch
 from mailboat.runtime.maintenance import Maintenance, RetentionClock
-from mailboat.runtime.rates import Rates
 from mailboat.runtime.relay_config import DatabaseSettings, RelayConfig
-from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus
+from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus, reason_for
 from mailboat.runtime.schema_gate import SchemaGate
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.session import RelaySession
@@ -39,7 +37,7 @@ from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
 from mailboat.runtime.subscription_set import StreamParts
 from mailboat.runtime.subscription_status import delivered, failed_status, stalled, subscription_status
 from mailboat.runtime.timings import Timings
-from mailboat.runtime.totals import Totals
+from mailboat.runtime.totals import Rates, Totals
 from mailboat.store.coverage import Coverage
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.postgres import PostgresStore

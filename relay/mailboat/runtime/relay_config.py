@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Self
 
 from mailboat.errors import ConfigError
 from mailboat.runtime.config_source import Configuration
@@ -21,7 +20,7 @@ from mailboat.store.connection import UrlProvider
 from mailboat.store.settings import ReadLimits, StoreSettings
 from mailboat.store.subscription_rows import UNCOUNTED, ConfigVersion
 from mailboat.store.table import TableLayout, renamed
-from mailboat_spec import OutboxRelaySpec, Retention, full_name
+from mailboat_spec import Retention, full_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +31,6 @@ class DatabaseSettings:
     retention: Retention
     manage_schema: bool
     url: str = field(repr=False)
-
-    @classmethod
-    def wanted_by(cls, spec: OutboxRelaySpec, timings: Timings, limits: ReadLimits, url: str) -> Self:
-        settings = StoreSettings(
-            layout=TableLayout(spec.outbox.table, renamed(spec.outbox.columns)),
-            durability=spec.outbox.durability,
-            notify=spec.wake.notify,
-            pooler=spec.database.pooler,
-            lease_ttl=timings.lease_ttl,
-            overdue_after=timings.overdue_after,
-            deadline=timings.deadline,
-            limits=limits,
-        )
-        return cls(settings, spec.outbox.retention, spec.outbox.manage_schema, url)
 
 
 class RelayConfig:
@@ -114,7 +99,18 @@ class RelayConfig:
             if connected is None:
                 raise
             url = connected.url
-        return DatabaseSettings.wanted_by(relay.spec, timings, limits, url)
+        database, outbox, wake = relay.spec.database, relay.spec.outbox, relay.spec.wake
+        settings = StoreSettings(
+            layout=TableLayout(outbox.table, renamed(outbox.columns)),
+            durability=outbox.durability,
+            notify=wake.notify,
+            pooler=database.pooler,
+            lease_ttl=timings.lease_ttl,
+            overdue_after=timings.overdue_after,
+            deadline=timings.deadline,
+            limits=limits,
+        )
+        return DatabaseSettings(settings, outbox.retention, outbox.manage_schema, url)
 
     def url_provider(self, known: str) -> UrlProvider:
         """Return a function that reads the database URL, or returns the known one if its secret was removed."""

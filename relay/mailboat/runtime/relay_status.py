@@ -1,4 +1,7 @@
-"""Status of a relay inside its process: the wire model (``mailboat_spec.relay_status``), and values for the metrics."""
+"""Status of a relay inside its process: the wire model (``mailboat_spec.relay_status``), and values for the metrics.
+
+`reason_for` maps errors to the machine-readable reasons of Kubernetes conditions.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,33 @@ from enum import StrEnum
 from typing import Final
 
 from mailboat.delivery.histograms import DeliveryHistograms
+from mailboat.errors import (
+    ConfigError,
+    ForeignDatabase,
+    InRecovery,
+    MailboatError,
+    NoSuchSink,
+    NotInThisRelease,
+    SchemaMismatch,
+    SecretMissing,
+)
 from mailboat.store.coverage import Coverage
-from mailboat_spec import relay_status
+from mailboat_spec import Reason, relay_status
 from mailboat_spec.relay_status import PartitionStatus, as_json
 
-__all__ = ["PartitionStatus", "RelayState", "RelayStatus", "SubscriptionStatus", "as_json"]
+__all__ = ["PartitionStatus", "RelayState", "RelayStatus", "SubscriptionStatus", "as_json", "reason_for"]
 
 _NOT_ON_THE_WIRE: Final = {"wire": False}
+# The first match wins, so subclasses come before their base class.
+_REASONS: Final[tuple[tuple[type[MailboatError], Reason], ...]] = (
+    (SecretMissing, Reason.SECRET_NOT_FOUND),
+    (NoSuchSink, Reason.SINK_NOT_SUPPORTED),
+    (NotInThisRelease, Reason.SINK_NOT_SUPPORTED),
+    (ConfigError, Reason.INVALID_SPEC),
+    (SchemaMismatch, Reason.SCHEMA_MISMATCH),
+    (ForeignDatabase, Reason.FOREIGN_DATABASE),
+    (InRecovery, Reason.DATABASE_IN_RECOVERY),
+)
 
 
 class RelayState(StrEnum):
@@ -41,3 +64,8 @@ class RelayStatus(relay_status.RelayStatus):
     subscriptions: tuple[SubscriptionStatus, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
     """Events that no filter matches, and filters that match no event. The same in all relays of an outbox."""
+
+
+def reason_for(error: MailboatError) -> Reason:
+    """Return the reason for an error that keeps a relay or a subscription from running."""
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), Reason.DATABASE_UNREACHABLE)

@@ -17,8 +17,8 @@ from mailboat.delivery.backoff import Backoff, RetryPolicy
 from mailboat.delivery.checkpoints import Passing
 from mailboat.delivery.stream import Clock, Stream, StreamSettings
 from mailboat.errors import ConfigError, NotInThisRelease
-from mailboat.runtime.condition_reasons import reason_for
 from mailboat.runtime.manifest_files import not_in_this_release
+from mailboat.runtime.relay_status import reason_for
 from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import Sink, SinkContext
 from mailboat.sinks.registry import build_sink
