@@ -11,36 +11,24 @@ from psycopg import sql
 from mailboat.model import TOO_LARGE
 from mailboat_spec import Columns, ColumnsPreset
 
-_STORED = (
-    "id",
-    "xid",
-    "created_at",
-    "event_id",
-    "event_type",
-    "aggregate_type",
-    "aggregate_id",
-    "key",
-    "slot",
-    "payload",
-    "content_type",
-    "headers",
-    "tags",
-    "traceparent",
-)
-"""Columns of an outbox, by Mailboat's names."""
-
-_OF_ANY_KIND: Mapping[str, LiteralString] = {
+_STORED: Mapping[str, LiteralString] = {
+    "id": "{}",
+    "xid": "{}",
+    "created_at": "{}",
+    "event_id": "{}",
     "event_type": "{}::text",
     "aggregate_type": "{}::text",
     "aggregate_id": "{}::text",
     "key": "{}::text",
-    "content_type": "coalesce({}::text, 'application/json')",
-    "tags": "coalesce({}::text[], '{{}}')",
     "slot": "coalesce({} & 2147483647, 0)",
+    "payload": "{}",
+    "content_type": "coalesce({}::text, 'application/json')",
+    "headers": "{}",
+    "tags": "coalesce({}::text[], '{{}}')",
     "traceparent": "{}::text",
 }
-"""Conversions of columns that may be varchar, uuid or null in a user-defined table. A slot is never negative, so that
-its modulus gives the same partition in SQL and in Python."""
+"""Columns of an outbox by Mailboat's names, with the conversion of a column that may be varchar, uuid or null in a
+user-defined table. A slot is never negative, so that its modulus gives the same partition in SQL and in Python."""
 
 _CREATED_AT: LiteralString = (
     "case when found.created_at >= timestamptz '0001-01-01 00:00:00+00'"
@@ -55,7 +43,7 @@ COLUMNS: sql.Composable = sql.SQL(
     " found.payload, found.content_type, found.headers::text, found.tags::text, found.traceparent,"
     f" {_CREATED_AT}, found.slot"
 )
-"""Fields of an ``Event``, in order, in types that need the least parsing."""
+"""Fields of an ``OutboxEvent``, in order, in types that need the least parsing."""
 
 ROW_BYTES: sql.Composable = sql.SQL(
     "(coalesce(octet_length(found.payload), 0) + coalesce(octet_length(found.headers::text), 0)"
@@ -73,7 +61,7 @@ TOO_LARGE_COLUMNS: sql.Composable = sql.SQL(
     " to_json({marker} || %(bytes)s::text)::text, '{{}}'::text, null::text,"
     f" {_CREATED_AT}, found.slot"
 ).format(marker=sql.Literal(TOO_LARGE))
-"""Columns read of a row that is too large for a relay: enough to refuse the event. See ``events.TOO_LARGE``."""
+"""Columns read of a row that is too large for a relay: enough to refuse the event. See ``model.TOO_LARGE``."""
 
 
 _DEBEZIUM = {
@@ -123,9 +111,8 @@ class TableLayout:
         """
         columns = sql.SQL(", ").join(
             sql.SQL("{} as {}").format(
-                sql.SQL(_OF_ANY_KIND.get(name, "{}")).format(sql.Identifier("e", self.columns.get(name, name))),
-                sql.Identifier(name),
+                sql.SQL(conversion).format(sql.Identifier("e", self.columns.get(name, name))), sql.Identifier(name)
             )
-            for name in _STORED
+            for name, conversion in _STORED.items()
         )
         return sql.SQL("(select {} from {} as e)").format(columns, self.outbox)

@@ -18,6 +18,7 @@ from mailboat.store.admin.selection import (
     Match,
     WholeRow,
     by_partition,
+    fetch,
     hold_cursor,
     matching,
     requeue,
@@ -97,9 +98,8 @@ def _dead(name: str) -> sql.Composed:
 
 async def list_dead(link: PostgresConnection, match: Match, *, replayed: bool, limit: int | None) -> list[DeadLetter]:
     """Return the newest ``limit`` dead letters, oldest first."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_dead("dead"), {**asdict(match), "replayed": replayed, "limit": limit})
-        return [DeadLetter._make(row) for row in await cursor.fetchall()]
+    where = {**asdict(match), "replayed": replayed, "limit": limit}
+    return [DeadLetter._make(row) for row in await fetch(link, _dead("dead"), where)]
 
 
 async def show_dead(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeRow]:
@@ -109,9 +109,8 @@ async def show_dead(link: PostgresConnection, match: Match, *, limit: int) -> li
 
 async def candidates(link: PostgresConnection, match: Match, *, replayed: bool, limit: int | None) -> list[Candidate]:
     """Return the dead letters that could be replayed, in replay order."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_dead("candidates"), {**asdict(match), "replayed": replayed, "limit": limit})
-        return [Candidate._make(row) for row in await cursor.fetchall()]
+    where = {**asdict(match), "replayed": replayed, "limit": limit}
+    return [Candidate._make(row) for row in await fetch(link, _dead("candidates"), where)]
 
 
 async def replay(

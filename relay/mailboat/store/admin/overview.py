@@ -8,6 +8,7 @@ from typing import Any
 
 from psycopg import sql
 
+from mailboat.store.admin.selection import fetch
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.filter_predicates import TRUE, Predicate, Since, predicate
 from mailboat.store.pull_policy import effective_filter
@@ -62,9 +63,7 @@ class KnownRelay:
 
 async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[KnownSubscription]:
     """Return all subscriptions of an outbox, including those without a manifest."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
-        rows = await cursor.fetchall()
+    rows = await fetch(link, _SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
     return [
         KnownSubscription(
             number, name, state, partitions, Since(time, position), reason, {int(n): owners[n] for n in owners}, *rest
@@ -75,16 +74,12 @@ async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[Kno
 
 async def known_relays(link: PostgresConnection, outbox: str) -> list[KnownRelay]:
     """Return the live relays."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["relays"], {"outbox": outbox})
-        return [KnownRelay(*row) for row in await cursor.fetchall()]
+    return [KnownRelay(*row) for row in await fetch(link, _SQL["relays"], {"outbox": outbox})]
 
 
 async def relays_serving(link: PostgresConnection, outbox: str, name: str) -> list[str]:
     """Return the live relays that serve this subscription. They would recreate it at once if it were deleted."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["serving"], {"outbox": outbox, "name": name})
-        return [row[0] for row in await cursor.fetchall()]
+    return [relay for (relay,) in await fetch(link, _SQL["serving"], {"outbox": outbox, "name": name})]
 
 
 async def waiting(

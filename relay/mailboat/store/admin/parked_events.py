@@ -17,6 +17,7 @@ from mailboat.store.admin.selection import (
     Match,
     WholeRow,
     by_partition,
+    fetch,
     holding_cursor,
     matching,
     requeue,
@@ -67,9 +68,8 @@ class Retried:
 
 async def list_parked(link: PostgresConnection, match: Match, *, behind: bool, limit: int | None) -> list[ParkedEvent]:
     """Return the heads; with ``behind``, also the events that wait behind them."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_parked("parked"), {**asdict(match), "behind": behind, "limit": limit})
-        return [ParkedEvent._make(row) for row in await cursor.fetchall()]
+    where = {**asdict(match), "behind": behind, "limit": limit}
+    return [ParkedEvent._make(row) for row in await fetch(link, _parked("parked"), where)]
 
 
 async def show_parked(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeRow]:

@@ -63,6 +63,7 @@ class Placed(Protocol):
     def partition(self) -> int: ...
 
 
+Statement = LiteralString | sql.Composed
 WholeRow = dict[str, Any]
 """All columns of a row by name, in the order in which a command prints them."""
 PlacedT = TypeVar("PlacedT", bound=Placed)
@@ -72,6 +73,13 @@ def matching(statement: LiteralString, number: str, time: str, **parts: sql.Comp
     """Insert the conditions of a `Match` into a statement. ``number`` and ``time`` are the columns to compare."""
     condition = sql.SQL(_SQL["matching"]).format(number=sql.Identifier("r", number), time=sql.Identifier("r", time))
     return sql.SQL(statement).format(matching=condition, **parts)
+
+
+async def fetch(link: PostgresConnection, statement: Statement, parameters: Mapping[str, object]) -> list[Row]:
+    """Return the rows of a single statement."""
+    async with link.autocommit() as cursor:
+        await cursor.execute(statement, parameters)
+        return await cursor.fetchall()
 
 
 async def whole_rows(
@@ -128,5 +136,4 @@ async def requeue(cursor: AsyncCursor[Row], where: Where, keys: Iterable[str | N
 
 async def wake(link: PostgresConnection, outbox: str) -> None:
     """Notify idle relays, so that they poll immediately."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["wake"], {"outbox": outbox})
+    await fetch(link, _SQL["wake"], {"outbox": outbox})
