@@ -12,7 +12,8 @@ from psycopg import sql
 
 from mailboat.errors import SchemaMismatch
 from mailboat.store.schema.migrate import migrate
-from mailboat.store.schema.verify import Finding, verify, verify_or_refuse
+from mailboat.store.schema.verify import verify, verify_or_refuse
+from mailboat.store.verify_columns import Finding
 from mailboat_devservers.postgres import Database
 from support.renamed_table import RENAMED, make_renamed
 

@@ -18,12 +18,12 @@ LOOK_EVERY: Final = 1.0
 _SWAPPED: Final = "..data"
 
 
-def version_of(path: Path) -> tuple[int, int, int]:
+def version_of(path: Path, *, follow_symlinks: bool = True) -> tuple[int, int, int]:
     """Return a value that changes with the file. It includes the inode: a replacement may have equal time and size.
 
-    Raise ``OSError`` if there is no file.
+    In a pod, the file is a symbolic link. Raise ``OSError`` if there is no file.
     """
-    stat = path.stat()  # follows links: in a pod the file is a link
+    stat = path.stat(follow_symlinks=follow_symlinks)
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
@@ -37,22 +37,15 @@ def _fingerprints(paths: Sequence[Path]) -> list[tuple[str, int, int, int]]:
     for path in paths:
         try:
             if path.is_dir():
-                # The link that kubelet swaps per version: a changed secret may have identical files.
-                found += _fingerprints_of_link(path / _SWAPPED)
+                link = path / _SWAPPED
+                if os.path.lexists(link):  # kubelet swaps it per version: a changed secret may have identical files
+                    found.append((str(link), *version_of(link, follow_symlinks=False)))
                 found += _fingerprints([each for each in path.iterdir() if not each.name.startswith("..")])
                 continue
             found.append((str(path), *version_of(path)))
         except OSError:
             continue  # treat as missing; the next poll finds it removed or readable
     return found
-
-
-def _fingerprints_of_link(link: Path) -> list[tuple[str, int, int, int]]:
-    try:
-        stat = link.lstat()
-    except OSError:
-        return []
-    return [(str(link), stat.st_mtime_ns, stat.st_size, stat.st_ino)]
 
 
 async def watch(

@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 class SchemaGate:
     """The schema of one relay's outbox: migrated, or only verified if the relay does not manage it."""
 
-    def __init__(self, relay: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, relay: str, report_wait: Callable[[str], None]) -> None:
         self.ready = False
         self.missing_roles = ""
         """SQL that creates group roles which the relay's user may not create; empty if none is missing."""
         self._about = {"relay": relay}
-        self._tell = tell
+        self._report_wait = report_wait
         self._migrating = False
 
     def in_the_middle(self) -> bool:
@@ -40,7 +40,7 @@ class SchemaGate:
         try:
             if spec.outbox.manage_schema:
                 report = await migrate(
-                    link.connection, spec.outbox.table, deadline=deadline, waits=self._tell, begins=self._begins
+                    link.connection, spec.outbox.table, deadline=deadline, waits=self._report_wait, begins=self._begins
                 )
                 if report.applied:
                     log.info("Schema migrated.", extra={**self._about, "applied": list(report.applied)})
@@ -68,4 +68,4 @@ class SchemaGate:
 
     def _begins(self, step: str) -> None:
         self._migrating = True
-        self._tell(f"migration {step} is being applied")
+        self._report_wait(f"migration {step} is being applied")

@@ -1,4 +1,4 @@
-"""The store protocol between the pump and an outbox, with its value types.
+"""The store protocol between delivery and an outbox, with its value types.
 
 The terms are those of ``docs/windows.md``. A cursor is the progress of one partition of one subscription. A cursor is
 *closed* if everything visible in its ``settled_snapshot`` is settled, and *open* while the window from there up to its

@@ -35,7 +35,7 @@ class ParkedRows:
         # One cursor per statement: in a pipeline, a reused cursor may return the result of its earlier statement.
         # No `executemany`: it opens a pipeline, which must not be used behind a pooler.
         key = settlement.lease.key
-        where = {"subscription": key.subscription, "partition": key.partition}
+        where = key._asdict()
         for dead in settlement.dead:
             pipeline.send(
                 _SQL["die"],

@@ -1,6 +1,6 @@
 """Commands on parked events: list, retry at once, drop.
 
-The pump retries parked events on its schedule; these commands override it. No command breaks the order of a key: a
+Relays retry parked events on a schedule; these commands override it. No command breaks the order of a key: a
 retry applies to the head of the key, whichever of its events was selected.
 """
 

@@ -207,7 +207,8 @@ class _Sweep:
     found: RetentionReport
 
     async def run(self) -> None:
-        partitions = await self._partitions()
+        found = await self._rows("partitions", outbox=self.outbox, mark=_MARK)
+        partitions = [TimePartition(*row) for row in found]
         for partition in partitions:
             if partition.pending and not await self._finish(partition):
                 return  # Postgres allows one pending detach at a time
@@ -310,9 +311,6 @@ class _Sweep:
 
     def _block(self, partition: str, reason: str) -> None:
         self.found.blocked += (Blocked(partition, reason),)
-
-    async def _partitions(self) -> list[TimePartition]:
-        return [TimePartition(*row) for row in await self._rows("partitions", outbox=self.outbox, mark=_MARK)]
 
     async def _rows(self, name: str, **values: object) -> list[Any]:
         cursor = self.connection.cursor(row_factory=psycopg.rows.tuple_row)
