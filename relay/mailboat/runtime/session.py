@@ -37,6 +37,7 @@ from mailboat.runtime.totals import Totals
 from mailboat.store.outbox_store import (
     Cursor,
     CursorKey,
+    Lease,
     Membership,
     Opened,
     OutboxStore,
@@ -224,14 +225,6 @@ class RelaySession(DeliverySession):
         idle = self.committer.at_head(key) and self.owned[key].worker.pending == 0
         return idle and self.committer.windows(key) >= self._timings.renew_after
 
-    async def _start_workers(self, cursors: Sequence[Cursor]) -> list[CursorKey]:
-        """Start workers for acquired cursors and return their keys. Release those that were withdrawn meanwhile."""
-        wanted = [cursor for cursor in cursors if self._delivers(cursor.lease.key)]
-        self._adopt(wanted)
-        if unwanted := [cursor.lease for cursor in cursors if not self._delivers(cursor.lease.key)]:
-            await self._store.release(unwanted)
-        return [cursor.lease.key for cursor in wanted]
-
     def _log_peers(self, alive: set[str], before: set[str]) -> None:
         for event, peers in (("Relay joined", alive - before), ("Relay left", before - alive)):
             for peer in sorted(peers - {self._me}):
@@ -274,10 +267,16 @@ class RelaySession(DeliverySession):
                 self.committer.pause(key, paused)
                 owned.worker.pause(paused)
 
-    def _adopt(self, cursors: Iterable[Cursor]) -> None:
+    async def _start_workers(self, cursors: Iterable[Cursor]) -> list[CursorKey]:
+        """Start workers for acquired cursors and return their keys. Release those that were withdrawn meanwhile."""
+        withdrawn: list[Lease] = []
+        started: list[CursorKey] = []
         reopened: dict[Window, dict[CursorKey, PartitionWorker]] = defaultdict(dict)
         for cursor in cursors:
             key = cursor.lease.key
+            if not self._delivers(key):
+                withdrawn.append(cursor.lease)
+                continue
             paused = self.subscriptions[key.subscription].paused
             worker = PartitionWorker(cursor, self.streams[key.subscription], self._store, self)
             worker.pause(paused)
@@ -288,10 +287,14 @@ class RelaySession(DeliverySession):
             )
             if cursor.window is not None:
                 reopened[cursor.window][key] = worker
+            started.append(key)
         if self.owned:
             self._passing(Checkpoint.CLAIMED)
         for window, members in reopened.items():
             self.read(WindowFeeder(self._store, window, members, self, self._passing))
+        if withdrawn:
+            await self._store.release(withdrawn)
+        return started
 
     async def _run(self, worker: PartitionWorker) -> None:
         try:
