@@ -191,7 +191,7 @@ def test_an_operator_for_two_namespaces_has_no_rights_in_a_third(
         assert set(answers) == {allowed}, (namespace, answers)
 
 
-def test_whoever_may_edit_a_namespace_may_edit_its_relays_and_whoever_may_view_it_may_look(
+def test_editors_of_a_namespace_may_edit_its_relays_and_viewers_may_read_them(
     cluster: ApiServer, release: Callable[..., str]
 ) -> None:
     release("install")
@@ -259,9 +259,7 @@ def short_names(cluster: ApiServer) -> list[str]:
     return [name for crd in crds for name in crd["spec"]["names"].get("shortNames", ())]
 
 
-def test_uninstalling_takes_everything_but_the_kinds_and_what_people_wrote(
-    cluster: ApiServer, release: Callable[..., str]
-) -> None:
+def test_uninstall_removes_all_but_the_crds_and_user_objects(cluster: ApiServer, release: Callable[..., str]) -> None:
     release("install")
     until_established(cluster, "crd", *CRDS)
     until_served(cluster)

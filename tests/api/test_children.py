@@ -35,7 +35,7 @@ async def test_a_relay_becomes_its_children_and_nothing_is_noted_on_the_resource
 
 
 @pytest.mark.parametrize("kind", CHILDREN, ids=lambda kind: kind.name)
-async def test_a_child_that_somebody_deletes_comes_back(cluster, kind):
+async def test_a_deleted_child_is_created_again(cluster, kind):
     await cluster.create_relay()
     async with operating(cluster):
         before = await cluster.until(kind, "orders-relay", bool, f"the {kind.name}")

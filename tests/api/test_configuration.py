@@ -164,7 +164,7 @@ async def test_calls_are_signed_for_one_pod(cluster):
         assert (impostor.refused[0], impostor.version) == (401, None)
 
 
-async def test_a_first_configuration_that_relays_refuse_is_told_and_offered_at_every_look_only(cluster, caplog):
+async def test_a_refused_first_configuration_is_reported_and_pushed_once_per_reconcile(cluster, caplog):
     await cluster.create_relay()
     relay = await cluster.run_pod("orders-relay-a", answering=False)
     relay.refuses_configs = "spec.urgency: there is no such field"

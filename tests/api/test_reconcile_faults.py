@@ -230,7 +230,7 @@ async def test_children_of_a_deleted_relay_of_the_same_name_are_waited_for(clust
         assert condition_of(found, "Stalled") == {}
 
 
-async def test_a_predecessors_child_that_can_not_go_is_told_once_it_lasts(cluster):
+async def test_a_child_of_a_predecessor_that_stays_is_reported_after_a_while(cluster):
     await cluster.create_relay()
     async with operating(cluster) as registry:
         await cluster.until(DISRUPTION_BUDGET, "orders-relay", bool, "the children")
@@ -253,7 +253,7 @@ async def test_a_predecessors_child_that_can_not_go_is_told_once_it_lasts(cluste
         await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")
 
 
-async def test_a_child_that_somebody_keeps_from_going_keeps_no_configuration_from_relays(cluster):
+async def test_a_child_with_a_finalizer_does_not_block_the_configuration_of_relays(cluster):
     await cluster.create_relay()
     await cluster.create_subscription("a")
     async with operating(cluster):
@@ -299,7 +299,7 @@ async def test_children_that_were_orphaned_on_purpose_are_taken_over_by_the_next
         await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")
 
 
-async def test_somebody_who_writes_the_same_fields_all_the_time_does_not_win(api, cluster):
+async def test_a_controller_that_writes_the_same_fields_all_the_time_does_not_win(api, cluster):
     await cluster.create_relay()
     rival = ("apply", "--server-side", "--force-conflicts", "--field-manager=rival", "--filename=-")
     wanted = """

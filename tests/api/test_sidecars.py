@@ -176,7 +176,7 @@ async def test_sidecars_of_a_relay_that_was_deleted_without_its_children_go_on(c
         assert relay.configs == configs
 
 
-async def test_a_pod_that_asks_for_a_relay_which_is_not_there_is_told(cluster):
+async def test_a_pod_that_refers_to_a_missing_relay_gets_an_event(cluster):
     async with operating(cluster):
         await cluster.run_pod("shop-1", sidecar=True, relay_inside=False, answering=False)
         ((kind, _, message),) = await cluster.until_told("shop-1", "RelayNotFound")

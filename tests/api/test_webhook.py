@@ -261,7 +261,7 @@ def test_with_the_webhook_away_pods_start_without_a_sidecar(api: ApiServer, name
         assert shop.sidecar_of(pod) is None
 
 
-def test_an_operator_that_was_told_to_stop_gives_the_lead_away_and_still_answers_for_a_while(
+def test_an_operator_that_stops_releases_the_lease_and_still_answers_for_a_while(
     api: ApiServer, namespace: str, tmp_path: Path
 ) -> None:
     """API servers may call the operator until they learn that it stops. Those pods still need a sidecar."""

@@ -65,7 +65,7 @@ def keeper(kube: Kube, namespace: str) -> CertificateRotation:
 
 
 @pytest.mark.verify
-async def test_renewals_are_not_noticed_by_anybody(kube: Kube, namespace: str) -> None:
+async def test_renewals_interrupt_no_client(kube: Kube, namespace: str) -> None:
     """Two replicas are called for every pod. One of them reads the Secret at long intervals."""
     async with replica(kube, namespace, 0.1) as quick, replica(kube, namespace, 2.0) as slow:
         configuration = webhook_configuration(namespace, str(quick), "Fail")
@@ -189,7 +189,7 @@ async def both(look: Callable[[], Awaitable[object]], kube: Overlapping) -> list
 
 
 @pytest.mark.parametrize("before", ["nothing", "something of the past"])
-async def test_two_leaders_that_overlap_end_with_one_ring(
+async def test_two_overlapping_leaders_end_with_one_set_of_keys(
     overlapping: Overlapping, namespace: str, before: str
 ) -> None:
     first = SigningKeyRotation(overlapping, namespace, "keys")
@@ -248,7 +248,7 @@ async def test_certificates_are_made_even_where_nothing_calls_the_webhook_yet(ku
     assert Certificates.parse(content.data) is not None
 
 
-def test_certificates_of_somebody_else_are_served_and_followed_and_the_bundle_is_left_alone(
+def test_external_certificates_are_served_and_reloaded_and_the_bundle_is_not_changed(
     api: ApiServer, namespace: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "certificates"

@@ -44,7 +44,7 @@ def test_a_path_that_is_not_there_is_named(place):
     assert "nowhere.yaml does not exist" in result.stderr
 
 
-def test_a_database_that_nobody_migrated_says_how_to(empty_place):
+def test_a_database_without_a_schema_is_reported_with_the_remedy(empty_place):
     assert "Run `mailboat migrate`" in refused(empty_place, 4, "status")
     assert "Run `mailboat migrate`" in refused(empty_place, 4, "dlq", "list")
     assert "Run `mailboat migrate`" in refused(empty_place, 4, "emit", "order.placed", "{}")
@@ -55,7 +55,7 @@ def test_a_missing_table_is_named(place):
     assert 'relation "mailboat.dead_letters" does not exist' in refused(place, 4, "dlq", "list")
 
 
-def test_a_wrong_password_is_told_and_not_repeated(place):
+def test_a_wrong_password_is_reported_without_its_value(place):
     place.database.server.execute("create role careless login password 'right' in role needs_password")
     try:
         url_in_secret(place, place.database.url_for("careless", "hunter2"))
@@ -75,7 +75,7 @@ def test_a_wrong_password_is_told_and_not_repeated(place):
         ("mysql://me:hunter2@db/shop", "begins with mysql://, and Mailboat works on PostgreSQL"),
     ],
 )
-def test_a_url_of_another_library_is_told_with_secret_and_key(place, url, remedy):
+def test_a_url_of_another_library_is_reported_with_secret_and_key(place, url, remedy):
     url_in_secret(place, url)
     message = refused(place, 3, "status")
     assert f"OutboxRelay shop/orders: spec.database.urlSecretRef: key url of secret orders-db {remedy}" in message
@@ -83,7 +83,7 @@ def test_a_url_of_another_library_is_told_with_secret_and_key(place, url, remedy
 
 
 @pytest.mark.parametrize("command", ["status", "run"])
-def test_a_secrets_folder_that_is_not_there_is_told(place, tmp_path, command):
+def test_a_missing_secrets_folder_is_reported(place, tmp_path, command):
     message = refused(place, 3, command, "--secrets-dir", str(tmp_path / "secret"))
     assert message == (
         f"mailboat: --secrets-dir: there is no folder {tmp_path}/secret."
@@ -104,7 +104,7 @@ def test_an_empty_url_is_not_taken_for_the_server_of_this_machine(place, command
 
 
 @pytest.mark.parametrize("command", [("status",), ("migrate",), ("verify",), ("dlq", "list"), ("pause", "to-log")])
-def test_a_database_that_is_not_there_is_told(place, command):
+def test_a_missing_database_is_reported(place, command):
     place.write(relay_manifest(f"postgresql://postgres@127.0.0.1:{free_port()}/x"), subscription_manifest())
     message = refused(place, 5, *command)
     assert message.startswith("mailboat: OutboxRelay shop/orders (spec.database.url): ")
@@ -122,7 +122,7 @@ def test_a_restored_dump_is_rebased_only_on_request(place):
     assert place.ok("rebase", "--yes") == "shop/orders: all cursors are of this database already\n"
 
 
-def test_a_subscription_that_nobody_knows_is_told_with_those_that_are(place):
+def test_an_unknown_subscription_is_reported_with_the_known_ones(place):
     asyncio.run(make_known(place.database, subscription_manifest()))
     message = refused(place, 3, "pause", "to-lag")
     assert message == "mailboat: the database knows no subscription to-lag. It knows: shop/to-log.\n"
@@ -131,7 +131,7 @@ def test_a_subscription_that_nobody_knows_is_told_with_those_that_are(place):
 @pytest.mark.parametrize(
     "command", ["dlq list", "dlq replay", "dlq purge --yes", "parked list", "parked retry", "parked drop"]
 )
-def test_a_filter_by_a_subscription_that_nobody_knows_is_told(place, command):
+def test_a_filter_by_an_unknown_subscription_is_reported(place, command):
     asyncio.run(make_known(place.database, subscription_manifest()))
     message = refused(place, 3, *command.split(), "--subscription", "to-lag")
     assert message == "mailboat: the database knows no subscription to-lag. It knows: shop/to-log.\n"
@@ -151,7 +151,7 @@ def test_a_subscription_that_no_relay_has_run_yet_is_known(place):
         ("parked drop --yes", "no event 4711 is parked."),
     ],
 )
-def test_an_id_that_is_not_there_is_told(place, command, complaint):
+def test_an_unknown_id_is_reported(place, command, complaint):
     assert complaint in refused(place, 3, *command.split(), "--id", "4711")
 
 
@@ -171,7 +171,7 @@ def test_an_id_that_is_not_there_is_told(place, command, complaint):
         (("status", "--url", "localhost"), "either -f or --url"),
     ],
 )
-def test_wrong_usage_is_told(place, arguments, complaint):
+def test_wrong_usage_is_reported(place, arguments, complaint):
     result = place.mailboat(*arguments)
     assert result.exit_code == 2, result.output
     assert complaint in result.stderr
@@ -190,12 +190,12 @@ def test_wrong_usage_is_told(place, arguments, complaint):
         (("t", "{}", "--header", "a=\t"), "--header a: must not contain control characters"),
     ],
 )
-def test_a_refused_event_is_told_by_the_options_that_were_typed(place, arguments, complaint):
+def test_a_refused_event_is_reported_with_the_names_of_the_options(place, arguments, complaint):
     assert refused(place, 3, "emit", *arguments) == f"mailboat: {complaint}\n"
     assert place.database.execute("select count(*) from mailboat.outbox") == [(0,)]
 
 
-def test_an_outbox_that_is_not_there_is_told_with_those_that_are(place):
+def test_an_unknown_outbox_is_reported_with_the_known_ones(place):
     message = refused(place, 3, "emit", "t", "{}", "--relay", "nobody")
     assert message == "mailboat: there is no OutboxRelay nobody; the manifests have: shop/orders.\n"
 

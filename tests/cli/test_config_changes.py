@@ -192,7 +192,7 @@ def test_what_only_concerns_pods_disturbs_no_delivery(pod: Pod) -> None:
     assert "Configuration in use" not in [line["message"] for line in pod.relay.lines()]
 
 
-def test_a_deleted_subscription_continues_within_a_day_and_begins_anew_later_or_when_forgotten(
+def test_a_deleted_subscription_continues_within_a_day_and_restarts_later_or_when_forgotten(
     pod: Pod, place: Place
 ) -> None:
     pod.mount(1, pod.to_file(), pod.to_file("second", "uid-2"))
@@ -305,7 +305,7 @@ def test_a_subscription_that_another_relay_with_an_older_configuration_moves_is_
         ({"sink": {"custom": {"type": "teleport"}}}, 'offers a sink "teleport"'),
     ],
 )
-def test_a_subscription_that_cannot_run_is_failed_and_keeps_nobody_back(
+def test_a_subscription_that_cannot_run_is_failed_and_does_not_block_others(
     pod: Pod, spec: dict[str, Any], complaint: str
 ) -> None:
     pod.mount(1, pod.to_file(), pod.to_file("second", "uid-2", **spec))
@@ -337,7 +337,7 @@ def test_a_secret_that_comes_later_brings_its_subscription_to_life(pod: Pod) -> 
     assert "hunter2" not in json.dumps(pod.status())
 
 
-def test_only_who_is_allowed_may_push(pod: Pod) -> None:
+def test_only_authorized_callers_may_push(pod: Pod) -> None:
     pod.mount(1, pod.to_file())
     pod.start()
     pod.relay.wait_ready()
@@ -390,7 +390,7 @@ def test_an_assignment_by_the_operator_is_followed_by_relays_in_processes_of_the
     pod.until_arrived(emitted + 1)
 
 
-def test_an_empty_url_is_told_and_the_right_one_taken_up(pod: Pod, place: Place) -> None:
+def test_an_empty_url_is_reported_and_a_corrected_one_is_used(pod: Pod, place: Place) -> None:
     relay, *_ = pod.documents(1)
     relay["spec"]["database"] = {"urlSecretRef": {"name": "orders-db", "key": "url"}}
     secret = pod.secrets / "orders-db"

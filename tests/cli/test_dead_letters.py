@@ -197,7 +197,7 @@ def test_no_payload_steers_the_terminal(place, number, payload, content_type, sh
     assert place.ok("dlq", "show", str(dead)).endswith(f"payload\n{shown}\n")
 
 
-def test_a_dead_letter_that_is_not_there_is_told(place, number):
+def test_a_missing_dead_letter_is_reported(place, number):
     result = place.mailboat("dlq", "show", "4711")
     assert (result.exit_code, "there is no dead letter 4711" in result.stderr) == (3, True)
 
@@ -273,7 +273,7 @@ def test_the_partition_is_the_one_where_the_key_lives_today(place, number):
     assert place.database.execute("select partition from mailboat.parked") == [(1,)]
 
 
-def test_events_without_a_key_wait_for_nobody(place, number):
+def test_events_without_a_key_do_not_wait(place, number):
     bury(place, number, 1, key=None)
     bury(place, number, 2, key=None)
     place.ok("dlq", "replay", "--all")
@@ -287,14 +287,14 @@ def unordered(place: Place) -> None:
     manifest.write_text(manifest.read_text().replace("partitions: 2", "partitions: 2\n  ordering: None"))
 
 
-def test_where_no_order_is_kept_nobody_waits_either(place, number, unordered):
+def test_without_ordering_no_event_waits(place, number, unordered):
     bury(place, number, 1)
     bury(place, number, 2)
     place.ok("dlq", "replay", "--all")
     assert [row[4] for row in queue(place)] == [True, True]
 
 
-def test_where_no_order_is_kept_a_drop_makes_nobody_wait(place, number, unordered):
+def test_without_ordering_a_dropped_event_blocks_no_other(place, number, unordered):
     for sequence in (1, 2, 3):
         last = park(place, number, sequence, next_attempt_at="2030-01-01T00:00:00Z")
     assert len(place.ok("parked", "list").splitlines()) == 1 + 3
@@ -480,7 +480,7 @@ def test_a_retry_is_of_the_head_whichever_event_was_meant(place, number):
     assert [(row[0], row[3], row[4]) for row in queue(place)] == [(1, 3, True), (2, 3, None)]
 
 
-def test_a_blocked_event_that_a_person_retries_is_counted_anew(place, number):
+def test_a_manual_retry_of_a_blocked_event_resets_its_attempts(place, number):
     park(place, number, 1, blocked=True, attempts=25)
     park(place, number, 2, key="other", next_attempt_at="2030-01-01T00:00:00Z")
     assert place.ok("parked", "retry", "--all").splitlines() == [

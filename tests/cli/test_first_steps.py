@@ -94,7 +94,9 @@ def test_a_filter_that_matches_nothing_is_warned_about(
         (["order.placed", "--aggregate-type", "order", "--tag", "eu", "--tag", "test"], "tags.noneOf: has test"),
     ],
 )
-def test_match_says_who_takes_an_event_and_why_not(here: Path, event: list[str], why_not: str | None) -> None:
+def test_match_reports_which_subscriptions_match_an_event_and_why_not(
+    here: Path, event: list[str], why_not: str | None
+) -> None:
     wanted = {"eventTypes": ["order.*"], "aggregateTypes": ["order"], "tags": {"allOf": ["eu"], "noneOf": ["test"]}}
     (here / "mailboat.yaml").write_text(yaml.safe_dump_all([RELAY, subscription_manifest(filter=wanted)]))
     result = mailboat("match", *event)

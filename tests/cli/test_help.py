@@ -89,7 +89,7 @@ def test_every_command_explains_itself_and_its_options(path: tuple[str, ...], co
 @pytest.mark.parametrize(
     ("path", "command"), [pytest.param(path, command, id=" ".join(path)) for path, command in commands(main)]
 )
-def test_a_path_is_judged_by_whoever_opens_it(path: tuple[str, ...], command: Command):
+def test_paths_are_not_checked_by_click(path: tuple[str, ...], command: Command):
     """If click checked a path first, the message and the exit code would be click's."""
     paths = [option.type for option in command.params if isinstance(option.type, click.Path)]
     assert not any(each.exists or each.readable for each in paths)

@@ -77,13 +77,13 @@ def test_a_list_as_kubectl_prints_it_is_a_manifest(tmp_path):
         (gzip.compress(b"[" + b"{}," * 1_000_000 + b"{}]", mtime=0), "m.yaml", "has more values than 400000"),
     ],
 )
-def test_what_can_not_be_read_is_told_with_its_place(tmp_path, text, place, complaint):
+def test_an_unreadable_manifest_is_reported_with_its_position(tmp_path, text, place, complaint):
     message = refusal(written(tmp_path, text))
     assert f"{tmp_path}/{place}" in message
     assert complaint in message
 
 
-def test_broken_json_is_told_with_its_place(tmp_path):
+def test_broken_json_is_reported_with_its_position(tmp_path):
     assert "m.json, line 2, column 6: not JSON" in refusal(written(tmp_path, '{\n"a": }', "m.json"))
 
 
@@ -98,7 +98,7 @@ def test_aliases_that_only_save_typing_are_welcome(tmp_path):
     assert len(load([written(tmp_path, f"{relay}---\n{text}")]).subscriptions) == 1
 
 
-def test_all_problems_of_all_files_are_told(tmp_path):
+def test_all_problems_of_all_files_are_reported(tmp_path):
     first = written(tmp_path, manifest(relay_manifest(URL, tabel="x")), "1.yaml")
     second = written(
         tmp_path, manifest(subscription_manifest(partitions=0), subscription_manifest("x", sinc={})), "2.yaml"
@@ -109,7 +109,7 @@ def test_all_problems_of_all_files_are_told(tmp_path):
     assert "2.yaml, document 2: spec.sinc" in message
 
 
-def test_a_name_that_no_file_can_have_is_told(tmp_path):
+def test_a_file_name_over_the_limit_is_reported(tmp_path):
     assert "can't be read: File name too long" in refusal(tmp_path / ("x" * 300))
 
 
@@ -130,12 +130,12 @@ def locked(tmp_path: Path) -> Iterator[Path]:
     folder.chmod(0o700)
 
 
-def test_a_folder_or_a_file_that_may_not_be_looked_at_is_told(locked):
+def test_an_unreadable_folder_or_file_is_reported(locked):
     assert f"{locked} can't be read: Permission denied" in refusal(locked)
     assert f"{locked}/m.yaml can't be read: Permission denied" in refusal(locked / "m.yaml")
 
 
-def test_a_folder_without_manifests_is_told(tmp_path):
+def test_a_folder_without_manifests_is_reported(tmp_path):
     assert "holds no manifest (*.yaml, *.yml, *.json)" in refusal(tmp_path)
 
 

@@ -96,7 +96,7 @@ def test_a_database_that_is_not_there_at_start_is_waited_for(place, arrived, sta
     assert relay.stop() == 0
 
 
-def test_a_schema_that_others_must_migrate_is_waited_for_and_told(empty_place, start_relay):
+def test_a_relay_waits_for_an_external_migration_and_reports_it(empty_place, start_relay):
     empty_place.write(relay_manifest(empty_place.database.url, manageSchema=False), subscription_manifest())
     relay: RunningRelay = start_relay("-f", str(empty_place.folder))
     wait_until(lambda: relay.get("/readyz")[1].startswith("shop/orders: Failed: "), what="the relay to complain")

@@ -53,7 +53,7 @@ def test_all_keys_from_the_environment_are_spelled_as_settings_are():
     assert find_secrets(None, environment).all("kafka") == {"sasl.password": "p"}
 
 
-def test_what_is_nowhere_is_told_with_all_places(folder):
+def test_a_missing_secret_is_reported_with_all_sources(folder):
     secrets = find_secrets(folder, {})
     with pytest.raises(ConfigError) as caught:
         secrets.read("orders-db", "password")
@@ -77,14 +77,14 @@ def test_no_name_leads_out_of_the_folder(folder, name):
         find_secrets(folder, {}).read(name, "url")
 
 
-def test_a_file_that_is_no_text_is_told_and_not_repeated(folder):
+def test_a_binary_file_is_reported_without_its_content(folder):
     (folder / "orders-db" / "url").write_bytes(b"hunter2\xff")
     with pytest.raises(ConfigError, match="not text in UTF-8") as caught:
         find_secrets(folder, {}).read("orders-db", "url")
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_folder_where_a_key_should_be_is_told(folder):
+def test_a_folder_in_place_of_a_key_is_reported(folder):
     (folder / "orders-db" / "deep").mkdir()
     with pytest.raises(ConfigError, match="can't be read: Is a directory"):
         find_secrets(folder, {}).read("orders-db", "deep")

@@ -38,7 +38,7 @@ from support.terminal import CTRL_C, HIDE_CURSOR, SHOW_CURSOR, Terminal
 from support.wait import wait_until
 
 
-def test_without_any_relay_the_database_tells(place: Place):
+def test_without_a_relay_the_status_comes_from_the_database(place: Place):
     asyncio.run(make_known(place.database, subscription_manifest()))
     for number in range(3):
         place.ok("emit", "order.placed", "{}", "--key", str(number))
@@ -134,14 +134,14 @@ def _let_in(database: Database, yes: bool) -> None:
     database.server.execute(statement, "postgres")
 
 
-def test_relays_that_do_not_answer_are_told(place: Place):
+def test_relays_that_do_not_answer_are_reported(place: Place):
     result = place.mailboat("status", "--url", "http://127.0.0.1:9", manifests=False)
     assert result.exit_code == 5
     assert "no status from http://127.0.0.1:9" in result.stderr
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://:80"])
-def test_what_is_no_address_of_a_relay_is_told(place: Place, url: str):
+def test_an_invalid_relay_address_is_reported(place: Place, url: str):
     result = place.mailboat("status", "--url", url, manifests=False)
     assert f"no status from {url}: that is no address: write http://host:port" in result.stderr
 
@@ -190,7 +190,7 @@ def test_what_relays_own_is_added_up():
         ({"state": "Deleted"}, "Deleted"),
     ],
 )
-def test_who_is_ready(changes, ready):
+def test_readiness_of_a_status_line(changes, ready):
     owners = {0: "a", 1: "a", 2: "b", 3: "b"}
     plain = StatusLine("a/b", "log", "Running", 4, owners, lag=0, parked=0, dead=0, rate=0.0, sink_reachable=True)
     assert replace(plain, **changes).ready_text == ready
@@ -201,7 +201,7 @@ def test_a_relay_that_owns_nothing_says_nothing_about_the_sink():
     assert line.sink_reachable is True
 
 
-def test_a_subscription_is_failed_only_where_nobody_can_run_it():
+def test_a_subscription_is_failed_only_if_no_relay_can_run_it():
     lacking = subscription(state="Failed", owned=(), sink_reachable=False, last_error="secret kafka was not found")
     (line,) = from_relays(documents(lacking, lacking))
     assert (line.ready_text, line.last_error) == ("Failed", "secret kafka was not found")
@@ -274,7 +274,7 @@ def test_scripts_wait_for_delivery_or_get_an_exit_code(place: Place):
     assert result.stderr == "mailboat: after 0s not ready, or with events that wait: shop/to-log.\n"
 
 
-def test_a_subscription_that_nobody_serves_is_told(place: Place):
+def test_a_subscription_that_no_relay_serves_is_reported(place: Place):
     asyncio.run(make_known(place.database, subscription_manifest("gone")))
     assert place.ok("status").splitlines()[-1].endswith("no relay has it: mailboat forget shop/gone")
     (gone, _) = json.loads(place.ok("status", "--json"))["subscriptions"]

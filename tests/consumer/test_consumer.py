@@ -328,7 +328,7 @@ async def test_a_database_that_is_away_at_the_start_is_waited_for(outbox: Databa
         await await_until(lambda: effects(outbox) == [1], what="the effect")
 
 
-async def test_instances_share_the_work_and_tell_about_themselves(outbox: Database) -> None:
+async def test_instances_share_the_work_and_report_themselves(outbox: Database) -> None:
     # The manifests name the outbox, so a subscription of the same name in another outbox does not matter.
     outbox.execute("select mailboat.create_outbox('shop.returns')")
     outbox.execute(

@@ -58,7 +58,7 @@ def test_a_payload_is_what_the_annotation_says(annotation: Any, value: object) -
     assert decoder(annotation)(event()) == value
 
 
-def test_a_payload_that_is_something_else_is_told_without_its_values() -> None:
+def test_a_payload_of_another_type_is_reported_without_its_values() -> None:
     with pytest.raises(CannotDecode, match="Model: number: Input should be a valid integer") as refusal:
         decoder(Model)(event(b'{"number": "secret"}'))
     assert "secret" not in str(refusal.value)

@@ -85,7 +85,7 @@ def test_a_plan_sticks_while_partitions_are_on_their_way():
     assert sticky(None, half_moved, workers("a", "b")) == half_moved
 
 
-def test_relays_are_told_only_what_they_do_not_do_already():
+def test_an_assignment_is_pushed_only_to_relays_that_differ():
     wanted = {("s", 0): "a"}
     plan = Plan(7, wanted, at=100.0)
     assert not worth_pushing(wanted, {("s", 0): "a", ("s", 9): "x"}, None, now=100, patience=30)

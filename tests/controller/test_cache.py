@@ -44,7 +44,7 @@ def test_a_status_of_our_own_is_no_news(cache, told):
     assert told == [KEY]
 
 
-def test_a_subscription_tells_its_relay_and_the_one_that_it_left(cache, told):
+def test_a_changed_relay_reference_queues_the_new_and_the_former_relay(cache, told):
     cache.saw(SUBSCRIPTION, subscription("s", 1, "orders"))
     cache.saw(SUBSCRIPTION, subscription("s", 2, "other"))
     assert sorted(told[1:]) == [("shop", "orders"), ("shop", "other")]
@@ -103,7 +103,7 @@ def test_what_left_the_selection_returns_with_its_label(cache):
     assert cache.child(CONFIG_MAP, KEY) is not None, "a late word about its absence"
 
 
-def test_the_lost_are_not_remembered_for_ever():
+def test_lost_objects_are_forgotten_after_a_while():
     now = [0.0]
     cache = ResourceCache(clock=lambda: now[0])
     for number in range(5):

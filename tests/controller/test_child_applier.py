@@ -235,7 +235,7 @@ async def test_a_child_is_applied_again_once_if_it_changed_and_restored_fields_a
     assert corrected == (1.0 if restored else None)
 
 
-async def test_another_desired_child_is_applied_and_nobody_is_blamed():
+async def test_a_changed_desired_child_is_applied_without_a_drift_event():
     server = Stored()
     keeper = ChildApplier(server, ResourceCache(), Metrics(CollectorRegistry()))
     for replicas in (2, 5):
@@ -285,7 +285,7 @@ async def test_nothing_is_remembered_about_what_was_deleted():
     assert remembered() == [0] * 4
 
 
-async def test_relays_that_run_are_told_though_a_child_is_forbidden():
+async def test_running_relays_get_the_configuration_although_a_child_is_forbidden():
     core = LeaderWork(Recorder)
     server, cache, reconciler = core.server, core.world, core.reconciler
     told = core.fleet.versions
@@ -475,7 +475,7 @@ async def test_a_relay_that_knows_a_newer_assignment_speaks_for_all_of_them():
 
 
 @pytest.mark.parametrize(("error", "told"), [(ApiUnavailable("500"), True), (Throttled("429"), False)])
-async def test_a_look_that_can_not_be_finished_is_told_once_it_lasts_unless_the_server_wants_quiet(error, told):
+async def test_a_lasting_reconcile_failure_is_reported_unless_the_server_throttles(error, told):
     core = LeaderWork(RelayStates)
     server, cache, reconciler = core.server, core.world, core.reconciler
     cache.saw(RELAY, relay())

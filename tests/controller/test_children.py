@@ -209,7 +209,7 @@ THEIRS = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x
     ],
     ids=["orphan", "empty list", "another controller", "few labels", "other relay", "other manager", "not applied"],
 )
-def test_a_child_that_we_made_and_nobody_owns_is_ours(child, owner):
+def test_a_child_without_an_owner_that_we_created_is_ours(child, owner):
     assert owner_of(child, "orders", "new") is owner
 
 
@@ -288,7 +288,7 @@ def test_lines_that_were_made_to_do_harm_are_passed_over(harm):
     assert '"state":"Paused"' in all_paused(tampered, now_ms=2).text
 
 
-def test_a_large_configuration_is_compressed_and_too_large_a_one_is_told():
+def test_a_large_configuration_is_compressed_and_one_over_the_limit_is_reported():
     def of(count):
         sink = {"custom": {"type": "nats", "config": {"ballast": "x" * 60_000}}}
         return configuration([subscription(f"s{number}", sink) for number in range(count)])

@@ -54,7 +54,7 @@ def test_without_a_cluster_it_says_so(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_an_address_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_an_address_in_use_is_reported(tmp_path: Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(
         "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: a, user: a}}]\n"

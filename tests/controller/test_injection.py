@@ -155,7 +155,7 @@ def test_asked_again_there_is_nothing_to_do() -> None:
     assert inject(pod, "shop", a_relay(), (a_subscription(),), IMAGE) == Injection(Outcome.NOT_ASKED)
 
 
-def test_the_annotation_tells_templates_apart_and_is_the_same_for_the_same() -> None:
+def test_the_annotation_differs_for_different_templates_only() -> None:
     def mark(pod: dict[str, Any]) -> str:
         return str(pod["metadata"]["annotations"]["mailboat.dev/injected"])
 
@@ -228,7 +228,7 @@ def test_what_can_not_be_injected_is_left_out_with_what_to_do(
         ),
     ],
 )
-def test_a_refused_trial_is_told_by_its_field(refusal: str, short: str) -> None:
+def test_a_refused_dry_run_is_reported_with_its_field(refusal: str, short: str) -> None:
     assert objection(refusal) == short
 
 
@@ -268,7 +268,7 @@ def test_the_port_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize("port", ["", "0", "65536", "-1", "http", "1e3", "\u0663", "1" * 5000])
-def test_what_is_no_port_is_told_and_the_usual_one_taken(port: str) -> None:
+def test_an_invalid_port_is_reported_and_the_default_is_used(port: str) -> None:
     answer = inject(a_pod(metadata={"annotations": {"mailboat.dev/port": port}}), "shop", a_relay(), (), IMAGE)
     assert answer.outcome is Outcome.INJECTED
     assert "listens on 9808" in answer.warnings[0]

@@ -22,7 +22,7 @@ def test_a_lease_is_free_when_it_did_not_change_for_its_whole_duration() -> None
     assert same.is_free(115.0)
 
 
-def test_every_change_begins_the_wait_anew() -> None:
+def test_every_change_of_the_lease_restarts_the_wait() -> None:
     sighting = seen(a_lease("1"), None, 100.0, 60)
     sighting = seen(a_lease("2"), sighting, 114.0, 60)
     assert not sighting.is_free(128.9)

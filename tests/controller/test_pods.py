@@ -103,7 +103,7 @@ def test_what_keeps_a_relay_from_starting_is_read_from_its_pod():
         ({}, {"reason": "Error", "exitCode": 3}, "ended with exit code 3 (Error), and is restarted: see its log"),
     ],
 )
-def test_how_a_relay_ended_is_told_until_it_is_ready_again(limits, ended, words):
+def test_the_end_of_a_relay_is_reported_until_it_is_ready_again(limits, ended, words):
     def trouble(ready, **state):
         container = {"name": "mailboat-relay", "resources": {"limits": limits}}
         status = {"name": "mailboat-relay", "ready": ready, "state": state, "lastState": {"terminated": ended}}

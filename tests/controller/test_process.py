@@ -31,7 +31,7 @@ class Keys:
         return turned(None, datetime.now(UTC))
 
 
-async def test_a_leader_whose_signing_keys_nobody_looks_after_any_more_ends(monkeypatch):
+async def test_a_leader_ends_if_the_rotation_of_its_signing_keys_fails(monkeypatch):
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def core(*_):

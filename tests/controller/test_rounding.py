@@ -36,7 +36,7 @@ def test_a_rate_is_rounded_once(rate):
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(None, None), (0.5, None), (1.9, 1), (89, 60), (7300, 7200), (10**9, 31536000)]
 )
-def test_an_age_is_told_in_steps(seconds, shown):
+def test_an_age_is_rounded_in_steps(seconds, shown):
     assert rounded_age(seconds) == shown
 
 

@@ -81,7 +81,7 @@ def test_the_relays_own_check_takes_what_the_operator_makes(tmp_path: Path) -> N
         check_body(JwtVerifier(PublicKeys(keys), AUDIENCE).check(signed, "PUT", "/config"), b"body")
 
 
-def test_the_ring_survives_the_secret() -> None:
+def test_the_signing_keys_survive_the_loss_of_the_secret() -> None:
     ring = turned(turned(None, NOW), NOW + DEFAULT_RHYTHM.renew)
     again = KeyRing.parse(ring.data())
     assert again is not None

@@ -344,7 +344,7 @@ def test_a_healthy_start_of_a_relay_is_one_event():
 
 
 @pytest.mark.parametrize("reason", ["DatabaseUnreachable", "InvalidSpec"])
-def test_a_wrong_url_is_told_with_the_place_of_the_url(reason):
+def test_a_wrong_url_is_reported_with_the_source_of_the_url(reason):
     words = {**STARTS, "message": "no such host", "reason": reason}
     facts = replace(RELAY_FACTS, relay=relay(), answers=(answer(relay=words),))
     (ready, *_) = relay_status(facts, NOW)["conditions"]
@@ -363,7 +363,7 @@ def test_another_database_is_an_event():
     assert "shop (system 2), before it was shop (system 1)" in item.message
 
 
-def test_roles_that_are_missing_are_told_with_what_an_administrator_runs():
+def test_missing_roles_are_reported_with_the_sql_for_an_administrator():
     facts = replace(RELAY_FACTS, answers=(answer(relay={"missingRoles": "create role mailboat_writer nologin;"}),))
     status = relay_status(facts, NOW)
     assert conditions(status)["SchemaReady"] == ("True", "RolesMissing")
@@ -401,7 +401,7 @@ def test_an_old_snapshot_is_a_condition_that_names_its_holder():
     assert well["SnapshotHeld"] == ("False", "NothingBlocked")
 
 
-def test_why_partitions_run_out_is_told_where_a_relay_knows():
+def test_the_reason_that_time_partitions_run_out_is_reported():
     words = {"partitionsAheadDays": 2.0, "message": "Upkeep of the outbox failed: a table is in the way"}
     status = relay_status(replace(RELAY_FACTS, answers=(answer(relay=words),)), NOW)
     (condition,) = (each for each in status["conditions"] if each["type"] == "SchemaReady")
@@ -515,7 +515,7 @@ def test_pods_that_lack_a_secret_are_named_in_the_same_words_on_both_kinds():
     assert said[0].endswith("restart shop-0, shop-1, shop-2, shop-3, shop-4 and 2 more.")
 
 
-def test_pods_of_our_own_that_lack_a_secret_are_replaced_by_nobody_but_us():
+def test_own_pods_without_a_secret_are_replaced_by_the_operator_only():
     lacking = [pod("orders-relay-a")]
     for status in (
         subscription_status(replace(FACTS, lacking=lacking), NOW),
@@ -529,7 +529,7 @@ def test_pods_of_our_own_that_lack_a_secret_are_replaced_by_nobody_but_us():
         assert [item.warning for item in condition_events(well, [mounted])] == [False]
 
 
-def test_what_keeps_pods_from_starting_is_told_in_kubernetes_words():
+def test_the_reason_that_pods_do_not_start_is_reported_in_kubernetes_words():
     silent = (Answer("a", None, "has no address yet"),)
     for changes, words in (
         ({"pods": (), "answers": (), "uncreated": "pods is forbidden: exceeded quota"}, "exceeded quota"),

@@ -91,7 +91,7 @@ async def test_what_was_added_meanwhile_does_not_hurry_a_failure(queue, clock):
     assert await queue.next() == "a"
 
 
-async def test_whoever_waits_is_woken_by_a_new_key(queue):
+async def test_a_new_key_wakes_a_waiting_worker(queue):
     waiting = asyncio.create_task(queue.next())
     await asyncio.sleep(0)
     queue.add("a")

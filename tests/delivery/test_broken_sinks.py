@@ -78,7 +78,9 @@ def status_of(fleet: Fleet, relay: RunningRelay) -> tuple[bool | None, str]:
     "how", ["raises in open", "raises at once", "raises later", "raises a timeout", "is cancelled inside"]
 )
 @in_virtual_time
-async def test_a_sink_that_raises_is_away_and_told_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_sink_that_raises_counts_as_unavailable_and_is_logged_once(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "mailboat")
     fleet = Fleet([subscription("broken"), subscription("well")], settings(policy=ONCE), new_sink=Broken)
     broken = fleet.sinks["shop/broken"]

@@ -99,7 +99,7 @@ async def test_a_dead_letter_is_announced_and_one_that_can_not_be_waits() -> Non
 
 
 @in_virtual_time
-async def test_a_dead_letter_topic_that_is_away_stops_no_healthy_key_and_is_told(
+async def test_an_unavailable_dead_letter_topic_is_reported_and_does_not_block_healthy_keys(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     once = RetryPolicy(1, BACKOFF, dead_letters=True)
@@ -134,7 +134,7 @@ async def test_a_dead_letter_topic_that_is_away_stops_no_healthy_key_and_is_told
 
 
 @in_virtual_time
-async def test_a_relay_that_stops_leaves_its_announcements_to_its_heir() -> None:
+async def test_a_stopped_relay_leaves_pending_dead_letters_to_the_next_owner() -> None:
     once = RetryPolicy(1, BACKOFF, dead_letters=True)
     fleet = Fleet(streams=settings(policy=once, batch_size=20), dead_topic=True, new_sink=DeadTopicAway)
     assert isinstance(fleet.sink, DeadTopicAway)
@@ -152,7 +152,7 @@ async def test_a_relay_that_stops_leaves_its_announcements_to_its_heir() -> None
 
 
 @in_virtual_time
-async def test_a_dead_letter_that_its_topic_refuses_is_kept_in_the_table_and_told(
+async def test_a_dead_letter_refused_by_its_topic_is_kept_in_the_table_and_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     fleet = Fleet(dead_topic=True)
@@ -199,7 +199,7 @@ class Stumbling(MemorySink):
 @pytest.mark.parametrize("on_dead_topic", [False, True])
 @pytest.mark.parametrize("parked_before", [False, True])
 @in_virtual_time
-async def test_an_error_that_nobody_foresaw_costs_its_own_event_and_is_told_without_its_payload(
+async def test_an_unexpected_error_costs_only_its_event_and_is_logged_without_the_payload(
     on_dead_topic: bool, parked_before: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     fleet = Fleet(dead_topic=True, new_sink=Stumbling)

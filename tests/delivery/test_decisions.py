@@ -69,7 +69,7 @@ def test_attempts_end_at_the_limit_or_at_once(attempts: int, retryable: bool, ex
     assert policy.exhausted(attempts, retryable) is exhausted
 
 
-def test_an_outage_that_is_over_begins_anew() -> None:
+def test_a_recovered_outage_has_no_delay() -> None:
     outage = Outage(Backoff(1.0, 2.0, 10.0, 0.0))
     assert outage.delay(Random()) == 0
     worse = outage.failed().failed()
@@ -94,7 +94,7 @@ def test_the_longer_nothing_comes_the_rarer_one_looks() -> None:
     assert idle.due().wait(0.0) == 0
 
 
-def test_a_writer_who_may_have_missed_the_bell_keeps_the_polls_frequent() -> None:
+def test_polls_stay_frequent_while_a_writer_may_have_missed_the_wakeup_request() -> None:
     idle = PollInterval(WakeSettings(poll=0.5, idle_after=0, longest=60.0)).quiet(0.0).idled()
     for _ in range(100):
         idle = idle.still_idle(undecided_writers=True)
@@ -157,7 +157,7 @@ def memberships(draw: st.DrawFn) -> Membership:
 
 
 @given(memberships())
-def test_all_relays_want_the_same_and_only_of_those_who_can(membership: Membership) -> None:
+def test_all_relays_compute_the_same_assignment_among_capable_relays(membership: Membership) -> None:
     wanted = targets(membership)
     serving = {peer.id: peer.serves for peer in membership.peers if peer.alive}
     for holding in membership.holdings:
@@ -211,7 +211,7 @@ def test_what_each_relay_does_for_itself_adds_up(membership: Membership) -> None
     assert {key: who for key, who in owner.items() if key in wanted} == wanted
 
 
-def test_what_nobody_takes_is_taken_after_the_grace_time() -> None:
+def test_partitions_without_an_owner_are_claimed_after_the_grace_time() -> None:
     key = CursorKey(1, 0)
     peers = (RelayPeer("a", frozenset({1}), True), RelayPeer("b", frozenset({1}), True))
     membership = Membership(peers, (PartitionOwner(key, None, "b"),), {})
@@ -344,7 +344,7 @@ def test_what_an_earlier_owner_noted_is_dropped() -> None:
     st.lists(st.tuples(st.integers(0, 2**31 - 1), st.sets(st.sampled_from([1, 2]))), max_size=20),
     st.sets(st.tuples(st.sampled_from([1, 2]), st.integers(0, 4))),
 )
-def test_every_event_goes_to_the_members_that_want_it_and_to_nobody_else(
+def test_every_event_goes_to_the_matching_members_and_to_no_others(
     found: list[tuple[int, set[int]]], chosen: set[tuple[int, int]]
 ) -> None:
     subscriptions = {n: Subscription(n, f"s{n}", partitions, 1, False) for n, partitions in ((1, 3), (2, 5))}
@@ -365,7 +365,7 @@ def test_every_event_goes_to_the_members_that_want_it_and_to_nobody_else(
 # -- the end of a session --------------------------------------------------------------------------------------------
 
 
-def test_of_several_errors_one_of_ours_ends_the_session_and_the_others_are_told_once(
+def test_of_several_errors_a_mailboat_error_ends_the_session_and_the_others_are_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     away = DatabaseUnavailable("no route to host")

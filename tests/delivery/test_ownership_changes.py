@@ -226,7 +226,7 @@ async def test_a_suspect_waits_for_an_outage_without_losing_an_attempt() -> None
 
 
 @in_virtual_time
-async def test_partitions_are_shared_and_shared_anew_when_a_relay_comes_or_goes() -> None:
+async def test_partitions_are_shared_and_rebalanced_when_a_relay_joins_or_leaves() -> None:
     fleet = Fleet(declared=[subscription(partitions=6)])
 
     fleet.start("one")
@@ -256,7 +256,7 @@ async def test_an_assignment_from_outside_goes_first_while_its_relay_lives() -> 
 
 
 @in_virtual_time
-async def test_a_relay_whose_leases_ran_out_under_way_learns_of_it_and_lets_the_heir_work() -> None:
+async def test_a_relay_whose_leases_expired_detects_it_and_does_not_disturb_the_next_owner() -> None:
     fleet = Fleet(declared=[subscription(partitions=2)], timings=replace(TIMINGS, lease_ttl=2.0))
     relay = fleet.start("one")
     await until(lambda: relay.session is not None and len(relay.session.owned) == 2, "ownership")
@@ -282,7 +282,7 @@ async def test_a_database_that_goes_away_ends_the_session_and_the_next_one_goes_
 
 @pytest.mark.parametrize("pause", [0.0, 0.001, 0.01, 0.2])
 @in_virtual_time
-async def test_a_relay_that_is_told_to_stop_while_it_hands_partitions_on_ends(pause: float) -> None:
+async def test_a_relay_that_is_stopped_while_it_releases_partitions_ends(pause: float) -> None:
     fleet = Fleet(declared=[subscription(partitions=8)])
     fleet.outbox.latency = lambda: 0.003
     fleet.start("one")
@@ -299,7 +299,9 @@ async def test_a_relay_that_is_told_to_stop_while_it_hands_partitions_on_ends(pa
 
 
 @in_virtual_time
-async def test_the_log_tells_who_came_who_went_and_what_was_taken_over(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_names_relays_that_joined_or_left_and_partitions_taken_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO", "mailboat.runtime.session")
     fleet = Fleet([subscription(partitions=2)])
     first = fleet.start("first")

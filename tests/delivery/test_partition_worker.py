@@ -176,7 +176,7 @@ async def test_a_pause_during_an_outage_holds_back_what_is_in_hand_as_well() -> 
 
 
 @in_virtual_time
-async def test_a_relay_that_is_stopped_during_a_pause_leaves_what_is_in_hand_to_its_heir() -> None:
+async def test_a_relay_stopped_during_a_back_off_leaves_its_batch_to_the_next_owner() -> None:
     fleet = Fleet()
     events = await paused_during_an_outage(fleet)
     async with asyncio.timeout(1):
@@ -241,7 +241,7 @@ async def test_parked_events_wait_for_an_outage_without_losing_an_attempt() -> N
 
 
 @in_virtual_time
-async def test_without_ordering_a_failed_event_holds_up_nobody() -> None:
+async def test_without_ordering_a_failed_event_blocks_no_other() -> None:
     fleet = Fleet(streams=settings(ordered=False))
     first, *rest = [event.event_id for event in fleet.write(*"aaaaaa")]
     refusals = refusing(fleet)

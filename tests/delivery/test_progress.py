@@ -96,7 +96,7 @@ def test_a_distant_destination_keeps_no_other_waiting(looks: list[int]) -> None:
     story()
 
 
-def test_nobody_is_asked_to_ring_while_nobody_waits_for_events() -> None:
+def test_no_notification_is_requested_while_no_cursor_polls() -> None:
     """A NOTIFY costs every writer time (G10). A relay with a backlog, or without partitions, must not request one."""
 
     @in_virtual_time
@@ -160,7 +160,7 @@ def test_no_wake_up_is_lost_whatever_the_keeper_does_when_it_comes(looks: list[i
     story()
 
 
-def test_a_ring_counts_also_while_the_keeper_asks_about_open_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wakeup_during_the_query_for_open_transactions_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The relay queries open transactions after every empty poll.
 
     A writer that commits meanwhile has already sent its NOTIFY, and no other one follows.

@@ -18,7 +18,7 @@ def test_a_rate_is_what_was_gained_over_the_last_seconds() -> None:
     assert rates["payments"] == 0.0
 
 
-def test_a_subscription_that_went_leaves_nothing_behind_and_one_of_its_name_begins_anew() -> None:
+def test_a_deleted_subscription_leaves_nothing_and_a_new_one_of_its_name_restarts() -> None:
     rates = Rates()
     rates.note("orders", 1.0, 0)
     rates.note("orders", 2.0, 100)

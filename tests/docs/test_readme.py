@@ -30,7 +30,7 @@ def test_the_session_on_a_laptop_begins_with_what_brings_the_command() -> None:
     assert shown.index(".venv/bin/activate") < shown.index("$ mailboat ")
 
 
-def test_what_pip_is_told_to_install_is_here() -> None:
+def test_the_packages_that_pip_installs_exist() -> None:
     wanted = re.findall(r"^pip install (.*?)(?: +#.*)?$", README, re.MULTILINE)
     assert wanted
     for requirements in wanted:

@@ -117,7 +117,7 @@ def test_connections_that_are_cut_again_and_again(
 
 @pytest.mark.verify
 @pytest.mark.parametrize("pooler", ["Direct", "Transaction"])
-def test_a_relay_that_vanishes_without_a_word_holds_up_nobody(
+def test_a_relay_that_vanishes_does_not_block_other_relays(
     pooler: str,
     outbox: Database,
     proxy: Proxy,

@@ -70,7 +70,7 @@ async def test_a_lock_that_keeps_lag_from_being_asked_for_stops_no_delivery(
     await await_until(lambda: probers(each_outbox) == 0, what="the probe's session to end")
 
 
-async def test_upkeep_that_fails_is_told_in_the_status_of_a_relay_that_runs(
+async def test_failed_maintenance_is_reported_in_the_status_of_a_running_relay(
     each_outbox: Database, stage: dict[str, StagedSink]
 ) -> None:
     # the detached table blocks the creation of its time partition; no time partition is missing yet
@@ -87,7 +87,7 @@ async def test_upkeep_that_fails_is_told_in_the_status_of_a_relay_that_runs(
         assert 28 < (relay.status().partitions_ahead_days or 0) < 30
 
 
-async def test_who_waits_for_another_migration_says_so_and_hears_when_to_stop(each_outbox: Database) -> None:
+async def test_a_wait_for_another_migration_is_reported_and_can_be_stopped(each_outbox: Database) -> None:
     read = read_documents([("relay", outbox_relay(each_outbox.url, table="shop.events"))])
     identity = RelayIdentity("relay-1", str(uuid.uuid4()))
     relay = Relay(read.relays[0], (), secrets=ProcessSecrets(None, {}), identity=identity, timings=IMPATIENT)

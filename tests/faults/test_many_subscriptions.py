@@ -153,7 +153,7 @@ async def test_the_tail_is_read_once_for_all_of_them(outbox: Database, stage: St
     assert many.moving.entries <= many.resting.entries + 2 * 5 * ROUNDS + probes, shown
 
 
-async def test_one_that_fails_and_one_that_is_slow_hold_up_nobody(outbox: Database, stage: Stage) -> None:
+async def test_failing_and_slow_subscriptions_do_not_delay_others(outbox: Database, stage: Stage) -> None:
     backoff = {"initial": "100ms", "max": "200ms"}
     failing = {"timeout": "5s", "backoff": backoff, "maxAttempts": 1000}
     troubled = [subscription(name, STAGED, partitions=1, delivery=failing) for name in ("refusing", "away", "slow")]

@@ -165,7 +165,7 @@ async def test_a_copy_on_the_same_server_is_refused_too_and_loses_nothing(outbox
 
 
 @pytest.mark.verify
-async def test_what_was_laid_out_anew_before_the_dump_is_not_sent_again(
+async def test_events_repartitioned_before_the_dump_are_not_sent_again(
     outbox: Database, stage: Stage, elsewhere: PostgresServer
 ) -> None:
     written = write(outbox.url, events(100, 20))

@@ -53,9 +53,7 @@ async def _all_arrived(stage: Stage, committed: dict[str, Written]) -> None:
     )
 
 
-async def test_relays_that_follow_one_another_lay_out_anew_without_a_loss_or_a_duplicate(
-    outbox: Database, stage: Stage
-) -> None:
+async def test_successive_relays_repartition_without_a_loss_or_a_duplicate(outbox: Database, stage: Stage) -> None:
     committed: dict[str, Written] = {}
     load = Load(outbox.url, KEYS, committed)
     with load.flowing():

@@ -354,7 +354,7 @@ async def test_lag_is_counted_up_to_a_bound(outbox: Database, behind: int) -> No
 
 
 @pytest.mark.parametrize("start", ["Earliest", "Latest"])
-async def test_retention_finds_out_who_needs_a_day_without_reading_it(outbox: Database, start: str) -> None:
+async def test_retention_finds_the_subscriptions_that_need_a_day_without_a_scan(outbox: Database, start: str) -> None:
     bench = Bench(outbox, start)
     with psycopg.connect(outbox.url) as held:
         # A transaction was open when the last event was settled, as on a busy server. The transaction also prevents the

@@ -56,7 +56,7 @@ def _waits_for_the_standby(primary: PostgresServer) -> bool:
     return len(primary.execute(_WAITING)) > 0
 
 
-def test_a_window_that_the_standby_never_confirmed_is_not_published_by_whoever_takes_it_over(
+def test_a_window_that_the_standby_never_confirmed_is_not_published_by_the_next_owner(
     primary: PostgresServer, awaited: PostgresServer, kfake: KafkaServer, collector: KafkaCollector, tmp_path: Path
 ) -> None:
     """The opening of the window is committed on the primary. The session that waits for the standby is terminated."""

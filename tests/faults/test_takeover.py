@@ -219,7 +219,7 @@ def test_assignments_under_load_cost_no_session(
 
 
 @pytest.mark.verify
-def test_what_a_relay_had_when_it_lost_the_database_goes_to_whoever_should_have_it(
+def test_partitions_of_a_relay_that_lost_the_database_go_to_their_assigned_owners(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
     fleet = launch(timings=replace(SWIFT, overdue_after=8.0))  # the relay reconnects before its peers count it as dead

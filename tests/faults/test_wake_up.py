@@ -76,7 +76,7 @@ async def test_a_sleeping_relay_is_rung_out_of_bed(
     check_delivery(committed, (), stage["orders"].arrivals)
 
 
-async def test_nobody_rings_who_is_told_not_to_and_the_poll_finds_it(
+async def test_with_notify_never_the_poll_finds_the_event(
     each_outbox: Database, stage: Stage, ears: psycopg.Connection[tuple[Any, ...]]
 ) -> None:
     outbox = each_outbox

@@ -32,7 +32,7 @@ async def at_work(database: Database, clock: RetentionClock | None = None) -> As
             await rounds
 
 
-async def test_how_many_days_are_left_is_told_where_no_more_can_be_made(outbox: Database) -> None:
+async def test_the_days_left_are_reported_if_no_time_partition_can_be_created(outbox: Database) -> None:
     with psycopg.connect(outbox.url, autocommit=True) as owner:
         later = owner.execute(
             "select inhrelid::regclass::text from pg_inherits where inhparent = 'mailboat.outbox'::regclass"
@@ -47,7 +47,7 @@ async def test_how_many_days_are_left_is_told_where_no_more_can_be_made(outbox: 
         assert "is in the way" in (maintenance.upkeep.error or "")
 
 
-async def test_upkeep_that_is_well_has_nothing_to_tell(outbox: Database) -> None:
+async def test_successful_maintenance_reports_nothing(outbox: Database) -> None:
     async with at_work(outbox) as maintenance:
         await await_until(lambda: (maintenance.upkeep.days_ahead or 0) > 29, timeout=20, what="a round")
         assert maintenance.upkeep.error is None

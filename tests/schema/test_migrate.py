@@ -174,7 +174,7 @@ async def test_a_standby_is_refused(tmp_path: Path) -> None:
         await run(standby.url())
 
 
-async def test_a_user_who_may_not_create_schemas_is_told_what_to_do(each_database: Database) -> None:
+async def test_a_user_without_the_right_to_create_schemas_gets_the_remedy(each_database: Database) -> None:
     role = f"nobody_{each_database.name}"
     each_database.execute(sql.SQL("create role {} login").format(sql.Identifier(role)))
     try:

@@ -63,7 +63,7 @@ def write(database: Database, count: int = 1) -> None:
             emit(connection, "x", {}, key="k")
 
 
-def test_it_rings_for_a_relay_that_sleeps_and_for_nobody_else(outbox: Database) -> None:
+def test_writers_notify_only_while_a_relay_is_idle(outbox: Database) -> None:
     with listener(outbox) as relay:
         write(outbox)
         assert heard(relay) == []
@@ -78,7 +78,7 @@ def test_it_rings_for_a_relay_that_sleeps_and_for_nobody_else(outbox: Database) 
         assert heard(relay) == []
 
 
-def test_it_rings_while_one_of_two_relays_is_idle(outbox: Database) -> None:
+def test_writers_notify_while_one_of_two_relays_is_idle(outbox: Database) -> None:
     set_bell(outbox, rings=True, number=1)
     set_bell(outbox, rings=True, number=2, alive_for="2 min")
     with listener(outbox) as relay:
@@ -90,7 +90,7 @@ def test_it_rings_while_one_of_two_relays_is_idle(outbox: Database) -> None:
         assert heard(relay) == []
 
 
-def test_a_writer_with_an_old_snapshot_rings_for_a_relay_that_fell_asleep_since(outbox: Database) -> None:
+def test_a_writer_with_an_old_snapshot_notifies_a_relay_that_became_idle_since(outbox: Database) -> None:
     with listener(outbox) as relay, psycopg.connect(outbox.url) as writer:
         writer.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         writer.execute("select count(*) from mailboat.relays")
@@ -108,7 +108,7 @@ async def asleep(database: Database) -> PostgresStore:
     return store
 
 
-async def test_nobody_rings_for_a_relay_that_was_killed_in_its_sleep(outbox: Database) -> None:
+async def test_writers_do_not_notify_for_a_relay_that_was_killed_while_idle(outbox: Database) -> None:
     store = await asleep(outbox)
     with listener(outbox) as somebody:
         write(outbox)
@@ -120,7 +120,7 @@ async def test_nobody_rings_for_a_relay_that_was_killed_in_its_sleep(outbox: Dat
 
 
 @pytest.mark.parametrize("notify", [Notify.AUTO, Notify.NEVER])
-async def test_a_relay_that_comes_back_takes_in_the_doorbell_it_left(outbox: Database, notify: Notify) -> None:
+async def test_a_restarted_relay_removes_its_former_wakeup_request(outbox: Database, notify: Notify) -> None:
     await (await asleep(outbox)).close(leave=False)
     identity = RelayIdentity("the only one", str(uuid.uuid4()))
     store = await PostgresStore.open(lambda: outbox.url, identity, StoreSettings(notify=notify))
@@ -131,7 +131,7 @@ async def test_a_relay_that_comes_back_takes_in_the_doorbell_it_left(outbox: Dat
     await store.close(leave=True)
 
 
-def test_copy_rings_too(outbox: Database) -> None:
+def test_copy_notifies_too(outbox: Database) -> None:
     set_bell(outbox, rings=True)
     with listener(outbox) as relay:
         with (
@@ -153,14 +153,14 @@ def test_locked_wakeup_requests_are_not_waited_for(outbox: Database, table: str)
 
 
 @pytest.mark.parametrize("table", ["wakeup_requests", "relays"])
-def test_missing_bookkeeping_fails_nobody(outbox: Database, table: str) -> None:
+def test_missing_bookkeeping_fails_no_writer(outbox: Database, table: str) -> None:
     set_bell(outbox, rings=True)
     outbox.execute(sql.SQL("drop table mailboat.{}").format(sql.Identifier(table)))
     write(outbox)
     assert outbox.execute("select count(*) from mailboat.outbox") == [(1,)]
 
 
-def test_a_serializable_writer_does_not_conflict_with_relays_that_fall_asleep(outbox: Database) -> None:
+def test_a_serializable_writer_does_not_conflict_with_relays_that_become_idle(outbox: Database) -> None:
     set_bell(outbox, rings=False)
     with psycopg.connect(outbox.url) as writer:
         writer.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
@@ -210,7 +210,7 @@ def test_a_queue_that_fills_up_behind_a_stuck_listener_is_left_alone(own_server:
 
 
 @pytest.mark.parametrize(("rings", "alive_for"), [(False, "1 min"), (True, "0 s")])
-def test_two_phase_commit_works_while_no_living_relays_bell_rings(
+def test_two_phase_commit_works_while_no_live_relay_requests_wakeups(
     own_server: PostgresServer, rings: bool, alive_for: str
 ) -> None:
     for database in migrated_database(own_server):

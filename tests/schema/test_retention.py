@@ -315,7 +315,7 @@ async def test_what_was_detached_and_not_dropped_is_dropped_if_it_was_ours(
     assert theirs in tables(outbox)
 
 
-async def test_somebody_reading_a_detached_partition_delays_only_its_end(
+async def test_a_session_that_reads_a_detached_partition_delays_only_its_drop(
     outbox: Database, connection: psycopg.AsyncConnection, writer: Any
 ) -> None:
     add_day(outbox)
@@ -386,7 +386,7 @@ async def test_a_hard_limit_by_size_gives_up_the_oldest_until_it_fits(
     assert [lost.events for lost in report.lost] == [3]
 
 
-async def test_a_user_who_is_not_the_owner_is_told_so(outbox: Database) -> None:
+async def test_a_user_that_is_not_the_owner_gets_an_error_that_says_so(outbox: Database) -> None:
     add_day(outbox)
     role = f"relay_{outbox.name}"
     with psycopg.connect(outbox.url) as admin:

@@ -110,7 +110,7 @@ def test_a_strange_reach_is_refused(shared_outbox: Database, ahead: str | None) 
         connection.execute("select mailboat.ensure_partitions('mailboat.outbox', %s::interval)", (ahead,))
 
 
-async def test_a_plain_table_of_somebody_elses_making_needs_none(connection: psycopg.AsyncConnection) -> None:
+async def test_a_plain_user_table_needs_no_time_partitions(connection: psycopg.AsyncConnection) -> None:
     await connection.execute("create table public.events ()")
     await connection.execute("insert into mailboat.outboxes (name) values ('public.events')")
     supply = await ensure_partitions(connection, "public.events")

@@ -129,7 +129,7 @@ def stranger(outbox: Database) -> Iterator[str]:
     outbox.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(name)))
 
 
-async def test_a_user_without_rights_is_told_which_grant_is_missing(outbox: Database, stranger: str) -> None:
+async def test_a_user_without_rights_gets_the_missing_grant(outbox: Database, stranger: str) -> None:
     (finding,) = await look(outbox.url_for(stranger))
     assert "may not use it" in finding.what
     assert finding.sql == f'grant mailboat_relay to "{stranger}";'
@@ -154,7 +154,7 @@ async def test_every_single_right_that_is_missing_is_named(outbox: Database, str
     assert lacking == {"delete on mailboat.parked", "execute on function mailboat.ensure_partitions(text, interval)"}
 
 
-async def test_a_table_of_somebody_elses_making_is_mended_column_by_column(outbox: Database) -> None:
+async def test_a_user_table_is_repaired_column_by_column(outbox: Database) -> None:
     """An outbox as Debezium users have it, repaired only by the SQL of the findings."""
     names = {
         "id": "position",

@@ -27,7 +27,7 @@ Situation = tuple[list[tuple[int, int]], list[str], dict[tuple[int, int], str]]
 
 
 @given(situations())
-def test_every_partition_has_exactly_one_owner_who_is_there(situation: Situation) -> None:
+def test_every_partition_has_exactly_one_live_owner(situation: Situation) -> None:
     partitions, workers, owners = situation
     answer = balance(partitions, workers, owners)
     assert answer.keys() == (set(partitions) if workers else set())
@@ -35,7 +35,7 @@ def test_every_partition_has_exactly_one_owner_who_is_there(situation: Situation
 
 
 @given(situations())
-def test_nobody_has_more_than_one_above_anybody_else(situation: Situation) -> None:
+def test_the_shares_of_two_relays_differ_by_at_most_one(situation: Situation) -> None:
     partitions, workers, owners = situation
     answer = balance(partitions, workers, owners)
     loads = [Counter(answer.values())[worker] for worker in workers]

@@ -93,7 +93,7 @@ def test_the_nearest_name(given: str, candidates: list[str], meant: str | None) 
     assert nearest(given, candidates) == meant
 
 
-def test_paths_are_spelled_as_people_read_them() -> None:
+def test_paths_are_spelled_with_dots_and_brackets() -> None:
     assert spelled(("spec", "filter", "eventTypes", 1)) == "spec.filter.eventTypes[1]"
     assert spelled(("spec", "config", "linger.ms")) == 'spec.config["linger.ms"]'
     assert spelled(()) == ""

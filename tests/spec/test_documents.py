@@ -91,7 +91,7 @@ def test_a_status_that_cannot_be_read_is_passed_over(status: object) -> None:
     assert manifests.subscriptions[0].status is None
 
 
-def test_all_problems_of_all_documents_are_told_at_once_in_their_order() -> None:
+def test_all_problems_of_all_documents_are_reported_at_once_in_order() -> None:
     relay = edited(RELAY, spec={"database": {"url": "postgresql://h/db"}, "runtime": "Pod", "wake": {"notfy": "Auto"}})
     orphan = edited(SUBSCRIPTION, spec={"relayRef": {"name": "nowhere"}, "sink": {"log": {}}})
     third = edited(SUBSCRIPTION, metadata={"name": "third"}, spec={"relayRef": {"name": "orders"}, "partitions": 0})
@@ -156,7 +156,7 @@ def test_resources_of_other_groups_beside_ours_are_passed_over() -> None:
     assert read_documents((str(number), body) for number, body in enumerate(mixed)) == ours
 
 
-def test_where_nothing_is_ours_it_is_told() -> None:
+def test_a_file_without_a_mailboat_resource_is_reported() -> None:
     assert problems(*OTHERS) == [
         'orders.yaml, document 1: kind: "Secret" is not a resource of Mailboat, only OutboxRelay and EventSubscription '
         "are, and there is none of them here"

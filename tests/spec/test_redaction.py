@@ -25,7 +25,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("name", [*SECRETS, *OTHERS])
-def test_names_of_secrets_are_told_from_names_of_other_settings(name: str) -> None:
+def test_names_of_secrets_are_distinguished_from_names_of_other_settings(name: str) -> None:
     assert looks_secret(name) == (name in SECRETS)
 
 

@@ -182,7 +182,7 @@ async def test_a_read_in_progress_fails_if_its_connection_is_closed_at_once(each
         await reading
 
 
-async def test_a_thread_that_is_at_work_still_stops_nobody(database: Database) -> None:
+async def test_a_busy_thread_does_not_block_the_shutdown(database: Database) -> None:
     begun, end = threading.Event(), threading.Event()
 
     def work() -> None:

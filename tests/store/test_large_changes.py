@@ -52,7 +52,7 @@ async def test_another_number_of_partitions_takes_the_time_it_takes(slow: Databa
         assert (route.subscription.partitions, route.subscription.generation) == (5, 2)
 
 
-async def test_subscriptions_laid_out_anew_at_the_same_moment_share_no_window(outbox: Database) -> None:
+async def test_subscriptions_repartitioned_at_the_same_time_share_no_window(outbox: Database) -> None:
     world = PostgresWorld(outbox)
     relay = await Relay.start(world, [subscription("one"), subscription("other")])
     outbox.execute(
@@ -66,7 +66,7 @@ async def test_subscriptions_laid_out_anew_at_the_same_moment_share_no_window(ou
     await world.close()
 
 
-async def test_nobody_takes_what_was_laid_out_anew_since_it_looked(outbox: Database) -> None:
+async def test_a_cursor_that_was_repartitioned_since_the_last_poll_is_not_claimed(outbox: Database) -> None:
     """Such a relay would read by the old number of partitions and settle by the new one.
 
     Half of the events would be lost.
@@ -116,7 +116,7 @@ async def test_of_cursors_that_end_at_the_same_transaction_the_one_that_waits_fo
 _WAITING = "select 1 from pg_stat_activity where application_name = 'mailboat control' and wait_event_type = 'Lock'"
 
 
-async def test_while_a_backlog_is_looked_through_nobody_holds_a_cursor(
+async def test_no_cursor_is_locked_while_a_backlog_is_scanned(
     outbox_database: Database,
 ) -> None:
     async with connected(outbox_database.url, "control") as link:

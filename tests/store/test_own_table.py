@@ -179,7 +179,7 @@ async def test_headers_that_the_database_can_not_keep_as_such_are_kept_as_text(
         ("event_type", ""),
     ],
 )
-async def test_a_row_that_nobody_can_send_is_refused_kept_and_shown(
+async def test_a_row_that_cannot_be_sent_is_refused_kept_and_listed(
     own: Database, world: PostgresWorld, column: str, value: str
 ) -> None:
     write(own, headers="[]", **{column: value})

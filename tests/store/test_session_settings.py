@@ -146,7 +146,7 @@ async def test_rows_that_a_policy_hides_stop_the_relay_and_are_not_skipped(outbo
         await world.close()
 
 
-async def test_a_stranger_with_the_liveness_lock_of_a_relay_does_not_keep_it_away(
+async def test_a_relay_joins_although_another_session_holds_its_liveness_lock(
     outbox: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Any user can take any advisory lock. A second process with the same relay name is still refused."""

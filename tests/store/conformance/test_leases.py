@@ -20,7 +20,7 @@ clocks = pytest.mark.parametrize("set_by", [timedelta(), -HOUR, HOUR], ids=["sam
 
 
 @clocks
-async def test_what_somebody_alive_holds_can_not_be_had(world: World, set_by: timedelta) -> None:
+async def test_a_partition_of_a_live_relay_cannot_be_claimed(world: World, set_by: timedelta) -> None:
     first, second = await Relay.start(world, TWO, "first"), await Relay.start(world, TWO, "second")
     one, other = first.keys
     assert await first.claim([one]) == [one]
@@ -106,7 +106,7 @@ async def test_dying_with_nothing_in_hand_counts_nothing(world: World) -> None:
 
 
 @clocks
-async def test_a_dead_relay_is_buried_and_its_partitions_taken_over(world: World, set_by: timedelta) -> None:
+async def test_a_dead_relay_is_expired_and_its_partitions_are_taken_over(world: World, set_by: timedelta) -> None:
     first, second = await Relay.start(world, TWO, "first"), await Relay.start(world, TWO, "second")
     keys = await first.claim()
     membership = await second.store.beat()
@@ -122,7 +122,7 @@ async def _alone(relay: Relay) -> bool:
     return sum(peer.alive for peer in (await relay.store.beat()).peers) == 1
 
 
-async def test_a_relay_that_is_silent_but_not_dead_is_not_buried(world: World) -> None:
+async def test_a_silent_relay_whose_lease_is_valid_is_not_expired(world: World) -> None:
     patient = replace(SETTINGS, overdue_after=3600.0)
     first = await Relay.start(world, TWO, "first", patient)
     second = await Relay.start(world, TWO, "second", patient)
@@ -132,7 +132,7 @@ async def test_a_relay_that_is_silent_but_not_dead_is_not_buried(world: World) -
     assert await second.claim() == []
 
 
-async def test_nobody_is_buried_for_a_silence_from_before_we_came(world: World) -> None:
+async def test_silence_before_the_first_poll_expires_no_relay(world: World) -> None:
     """After a restart of the database, all locks are free and all heartbeats are old. The first relay must wait."""
     patient = replace(SETTINGS, overdue_after=30.0)
     first = await Relay.start(world, TWO, "first", patient)

@@ -95,7 +95,7 @@ async def test_events_without_a_payload_are_counted_as_well(world: World) -> Non
     assert len((await relay.store.due(relay.lease(key), 10, MUCH))[0]) == 2
 
 
-async def test_the_time_of_the_next_one_is_told(world: World) -> None:
+async def test_the_time_of_the_next_attempt_is_reported(world: World) -> None:
     relay, key, _ = await parked(world, ("a", LONG), ("b", 2 * LONG))
     heads, seconds = await relay.store.due(relay.lease(key), 10, MUCH)
     assert not heads
@@ -238,13 +238,13 @@ async def test_a_relay_that_lost_its_cursor_changes_no_parked_event(world: World
     assert (head.ordinal, head.attempts) == (ordinal, 1)
 
 
-async def test_who_keeps_no_order_lets_those_go_that_wait_behind_others(world: World) -> None:
+async def test_a_change_to_no_ordering_releases_events_behind_others(world: World) -> None:
     relay, key, _ = await parked(world, ("a", LONG), ("a", None), ("b", 0.0), ("b", None))
     await relay.tick(Settlement(relay.lease(key), None, ordered=False, arrange=frozenset("ab")))
     assert sorted(await due(relay, key)) == [2, 3, 4], "the head of a goes on waiting for its time"
 
 
-async def test_who_keeps_order_again_makes_the_first_of_each_key_its_only_head(world: World) -> None:
+async def test_a_change_back_to_ordering_leaves_one_head_per_key(world: World) -> None:
     relay, key, _ = await parked(world, ("a", LONG), ("a", None), ("b", 0.0), ("b", None))
     await relay.tick(Settlement(relay.lease(key), None, ordered=False, arrange=frozenset("ab")))
     await relay.tick(Settlement(relay.lease(key), None, arrange=frozenset("ab")))

@@ -15,7 +15,7 @@ ONE = [subscription(partitions=1)]
 DEADLINE = 10.0
 
 
-async def test_writers_ring_while_a_relay_sleeps(world: World) -> None:
+async def test_writers_notify_while_a_relay_is_idle(world: World) -> None:
     relay = await Relay.start(world, ONE)
     await relay.store.sleep()
     write(world, "a")
@@ -25,7 +25,7 @@ async def test_writers_ring_while_a_relay_sleeps(world: World) -> None:
     assert not await relay.store.wait_for_notification(0.05)
 
 
-async def test_a_rolled_back_event_rings_nobody(world: World) -> None:
+async def test_a_rolled_back_event_sends_no_notification(world: World) -> None:
     relay = await Relay.start(world, ONE)
     await relay.store.sleep()
     writer = world.begin()
@@ -34,7 +34,7 @@ async def test_a_rolled_back_event_rings_nobody(world: World) -> None:
     assert not await relay.store.wait_for_notification(0.05)
 
 
-async def test_a_writer_that_looked_before_the_bell_hung_out_is_known(world: World) -> None:
+async def test_a_transaction_older_than_the_wakeup_request_is_detected(world: World) -> None:
     relay = await Relay.start(world, ONE)
     writer = world.begin()
     writer.insert("order.placed")
@@ -95,7 +95,7 @@ async def test_lag_stops_counting_at_its_bound(world: World) -> None:
     assert (lag.pending, lag.bounded) == (5, True)
 
 
-async def test_who_is_behind_beyond_the_bound_is_not_told_that_nothing_waits(world: World) -> None:
+async def test_a_lag_beyond_the_bound_is_not_reported_as_zero(world: World) -> None:
     """Guarantee G7: all counted rows belong to other subscriptions, and the rows after the bound are unknown."""
     declared = [subscription("some", filter={"eventTypes": ["b.*"]}, partitions=2)]
     relay = await Relay.start(world, declared, settings=replace(SETTINGS, lag_bound=5))

@@ -120,7 +120,7 @@ async def test_a_large_window_is_measured_before_it_is_opened_and_until_then_not
     assert [event.event_id for event in await again.drained()] == written
 
 
-async def test_a_large_window_has_bounds_also_when_the_one_who_asks_for_all_was_lost(world: World) -> None:
+async def test_a_large_window_is_measured_although_the_probing_cursor_was_lost(world: World) -> None:
     """Without bounds the window would be read as a small one: completely, in one read, by every later owner."""
     relay = await Relay.start(
         world, [subscription("one", partitions=1), subscription("two", partitions=1)], settings=LARGE
