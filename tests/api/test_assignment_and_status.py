@@ -108,7 +108,7 @@ async def test_a_relay_that_is_silent_for_a_moment_is_named_and_keeps_its_partit
         assert set(holders(found).values()) == {"orders-relay-a"}
 
 
-async def test_what_goes_wrong_is_said_with_an_event_and_mends_itself(cluster, orders):
+async def test_a_failure_is_reported_with_an_event_and_clears_itself(cluster, orders):
     async with operating(cluster):
         relay = await cluster.run_pod("orders-relay-a")
         await cluster.run_pod("orders-relay-b")
@@ -209,7 +209,7 @@ async def test_partitions_are_shared_out_also_after_an_operator_whose_clock_was_
     assert beyond < 3 * ahead, "a relay that refuses is asked once, and no other in its place"
 
 
-async def test_a_status_is_never_written_onto_what_came_after_it(cluster):
+async def test_a_status_is_never_written_onto_a_newer_version(cluster):
     await cluster.create_relay()
     before = await cluster.create_subscription()
     await cluster.delete(SUBSCRIPTION, "orders-to-kafka")

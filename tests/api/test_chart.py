@@ -304,7 +304,7 @@ def test_the_resources_in_the_notes_are_accepted(cluster: ApiServer, release: Ca
     assert "orders-to-kafka created" in answer.out
 
 
-def test_what_helm_sends_is_what_was_looked_at(release: Callable[..., str], cluster: ApiServer) -> None:
+def test_helm_sends_the_kinds_of_the_rendered_manifest(release: Callable[..., str], cluster: ApiServer) -> None:
     release("install")
     sent = cluster.helm("get", "manifest", RELEASE, "--namespace", NAMESPACE)
     kinds = sorted(document["kind"] for document in yaml.safe_load_all(sent) if document)

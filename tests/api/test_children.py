@@ -63,7 +63,7 @@ FOREIGN_EDITS: list[tuple[Kind, dict[str, Any], Callable[[Any], bool]]] = [
 @pytest.mark.parametrize(
     ("kind", "edit", "restored"), FOREIGN_EDITS, ids=[f"{kind.name} {sorted(edit)}" for kind, edit, _ in FOREIGN_EDITS]
 )
-async def test_a_foreign_edit_is_put_back(cluster, kind, edit, restored, while_away):
+async def test_a_foreign_edit_is_reverted(cluster, kind, edit, restored, while_away):
     await cluster.create_relay()
     async with operating(cluster):
         await cluster.until(kind, "orders-relay", bool, f"the {kind.name}")
@@ -78,7 +78,7 @@ async def test_a_foreign_edit_is_put_back(cluster, kind, edit, restored, while_a
             await cluster.until(kind, "orders-relay", restored, "the edit to be put back")
 
 
-async def test_what_others_add_beside_ours_is_left_alone(cluster):
+async def test_fields_of_other_controllers_are_not_changed(cluster):
     await cluster.create_relay()
     async with operating(cluster):
         await cluster.until(DEPLOYMENT, "orders-relay", bool, "the Deployment")
@@ -110,7 +110,7 @@ async def test_a_field_that_left_the_template_leaves_the_deployment(cluster):
         )
 
 
-async def test_pods_roll_only_for_what_they_can_not_learn(cluster):
+async def test_pods_roll_only_for_changes_that_they_cannot_reload(cluster):
     await cluster.create_relay()
     async with operating(cluster):
         before = await cluster.until(DEPLOYMENT, "orders-relay", bool, "the Deployment")
@@ -173,7 +173,7 @@ async def test_an_object_of_the_same_name_that_is_not_ours_is_never_touched(clus
     ],
     ids=["a wrong value", "an unknown field", "a wrong type"],
 )
-async def test_what_the_api_server_refuses_is_said_in_its_words(cluster, affinity, words):
+async def test_a_refusal_of_the_api_server_is_reported_in_its_words(cluster, affinity, words):
     await cluster.create_relay(template={"affinity": affinity})
     async with operating(cluster):
         found = await cluster.until_condition(RELAY, "orders", "Ready", "False", "InvalidSpec")

@@ -19,7 +19,7 @@ INVALID_SINK = {"kafka": None, "custom": {"type": "nats", "config": {"auth": {"t
 NONSENSE = "metadata: {name: nonsense}"
 
 
-async def test_a_subscription_without_its_relay_says_so_until_it_is_there(cluster):
+async def test_a_subscription_without_its_relay_reports_that_until_the_relay_exists(cluster):
     await cluster.create_subscription()
     async with operating(cluster):
         found = await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "False", "RelayNotFound")
@@ -82,7 +82,7 @@ async def test_a_config_map_full_of_nonsense_takes_no_subscription_from_relays(c
 
 
 @pytest.mark.timeout(120)
-async def test_a_config_map_that_was_made_to_burst_the_operator_is_put_back(cluster, orders):
+async def test_a_hostile_config_map_is_reverted(cluster, orders):
     bomb = {"data": {RESOURCES_KEY: alias_bomb(12)}}
     async with operating(cluster):
         await cluster.until(CONFIG_MAP, "orders-relay", configuring("orders", "orders-to-kafka"), "the configuration")

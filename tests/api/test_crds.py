@@ -116,7 +116,7 @@ def test_a_manifest_with_every_field_is_taken(asked: Admission, body: Body) -> N
 
 
 @pytest.mark.parametrize(("body", "bad", "words"), REFUSED, ids=lambda part: part.path if isinstance(part, Bad) else "")
-def test_what_a_model_refuses_the_server_refuses(asked: Admission, body: Body, bad: Bad, words: str) -> None:
+def test_the_server_refuses_what_a_model_refuses(asked: Admission, body: Body, bad: Bad, words: str) -> None:
     causes = asked.refusals(as_json(changed(body, bad.path, bad.value)))
     assert any(words in cause.message and blames(cause, bad.where) for cause in causes), causes
 
@@ -127,7 +127,7 @@ def blames(cause: Cause, where: str) -> bool:
     return all(their == our for their, our in zip(theirs, ours, strict=False))
 
 
-def test_what_the_server_lets_pass_is_known(asked: Admission) -> None:
+def test_values_that_only_the_models_refuse_are_listed(asked: Admission) -> None:
     assert [bad.where for _, bad in LATER] == ['spec.sink.custom.config["auth.token"]', "spec.delivery.backoff.jitter"]
     body, bad = LATER[0]
     assert asked.refusals(changed(body, bad.path, bad.value)) == []
@@ -188,7 +188,7 @@ OTHER_VALUES: dict[str, object] = {
 
 
 @pytest.mark.parametrize("rule", CHANGES, ids=str)
-def test_what_is_for_life_can_not_be_changed(asked: Admission, rule: PlacedRule) -> None:
+def test_immutable_fields_cannot_be_changed(asked: Admission, rule: PlacedRule) -> None:
     before = RELAY if rule.kind == "OutboxRelay" else SUBSCRIPTION
     causes = asked.refusals_of_change(before, changed(before, rule.blames, OTHER_VALUES[rule.blames]))
     assert [(cause.field, cause.message) for cause in causes] == [(rule.blames, f"Forbidden: {rule.words}")]

@@ -146,7 +146,7 @@ class DeafFeed:
         await asyncio.Event().wait()
 
 
-async def test_what_watches_never_report_is_found_by_the_periodic_comparison(cluster, monkeypatch):
+async def test_changes_that_watches_miss_are_found_by_the_periodic_comparison(cluster, monkeypatch):
     monkeypatch.setattr(controller, "KopfFeed", DeafFeed)
     await cluster.create_relay()
     relay = await cluster.run_pod("orders-relay-a")

@@ -103,7 +103,7 @@ async def deployed(cluster):
     assert condition_of(relay, "SidecarsInjected") == {}
 
 
-async def test_a_change_to_sidecars_while_the_operator_is_away_is_carried_out_when_it_comes(cluster, orders):
+async def test_a_change_to_sidecars_during_an_operator_outage_is_applied_later(cluster, orders):
     async with operating(cluster):
         await cluster.run_pod("orders-relay-a")
         await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "True")
@@ -157,7 +157,7 @@ async def test_sidecars_pause_when_their_relay_is_deleted(cluster, config_map):
             await await_until(lambda: relay.documents[1]["spec"].get("state") == "Paused", what="the pause")
 
 
-async def test_sidecars_of_a_relay_that_was_deleted_without_its_children_go_on(cluster):
+async def test_sidecars_of_a_relay_deleted_without_its_children_continue(cluster):
     await cluster.create_relay(runtime="Sidecar")
     await cluster.create_subscription()
     async with operating(cluster):

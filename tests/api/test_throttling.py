@@ -143,7 +143,7 @@ def refusals(registry):
     )
 
 
-async def test_an_operator_that_is_throttled_waits_and_goes_on(cluster, user, crowd):
+async def test_a_throttled_operator_waits_and_continues(cluster, user, crowd):
     await cluster.create_relay()
     await crowd.come()
     async with operating(cluster, user=user, groups=()) as registry:

@@ -144,7 +144,7 @@ def test_an_injected_pod_created_again_is_left_as_it_is(shop: Shop) -> None:
     assert shop.injections("not_asked") == asked + 1
 
 
-def test_what_can_not_be_injected_is_created_unchanged_with_a_warning(shop: Shop) -> None:
+def test_a_pod_that_cannot_be_injected_is_created_unchanged_with_a_warning(shop: Shop) -> None:
     shop.apply(a_relay("apart", runtime="Deployment", replicas=1))
     before = shop.injections("left_out")
     for relay, remedy in (("nobody", "Create it, then restart the pod"), ("apart", "set runtime: Sidecar")):
@@ -244,7 +244,7 @@ def test_a_pod_that_opts_out_gets_nothing(shop: Shop) -> None:
     assert not warnings
 
 
-def test_a_new_subscription_is_known_to_the_next_pod(shop: Shop) -> None:
+def test_the_next_pod_gets_the_secrets_of_a_new_subscription(shop: Shop) -> None:
     def mounted(pod: dict[str, Any]) -> set[str]:
         return {each["secret"]["secretName"] for each in pod["spec"]["volumes"] if "secret" in each}
 
@@ -254,7 +254,7 @@ def test_a_new_subscription_is_known_to_the_next_pod(shop: Shop) -> None:
     assert mounted(shop.create(a_pod("after", "invoices"))[0]) == {"orders-db", "kafka-login"}
 
 
-def test_with_the_webhook_away_pods_start_without_a_sidecar(api: ApiServer, namespace: str, tmp_path: Path) -> None:
+def test_without_the_webhook_pods_start_without_a_sidecar(api: ApiServer, namespace: str, tmp_path: Path) -> None:
     with a_shop(api, namespace, tmp_path) as shop:
         assert shop.operator.end() == 0
         pod, _ = shop.create(a_pod("alone"))
@@ -298,7 +298,7 @@ def test_the_sidecar_gets_no_api_token(
         assert "emptyDir" in empty
 
 
-def test_a_webhook_that_may_not_read_lets_pods_through_and_says_so(
+def test_a_webhook_without_read_rights_admits_pods_with_a_warning(
     api: ApiServer, namespace: str, tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:
     """The operator's rights are limited to its own namespace: it has a certificate and leads, but can't read relays."""

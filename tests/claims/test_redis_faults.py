@@ -96,7 +96,9 @@ async def test_leases_are_renewed_while_the_event_loop_is_blocked(
 # -- outages, restarts, lost data -------------------------------------------------------------------------------------
 
 
-async def test_an_outage_costs_no_attempt_and_ends_by_itself(own_servers: ExitStack, store_at: StoreFactory) -> None:
+async def test_an_outage_costs_no_attempt_and_ends_without_a_restart(
+    own_servers: ExitStack, store_at: StoreFactory
+) -> None:
     server = own_servers.enter_context(start_valkey())
     store = await store_at(server.url, timeout=0.5)
     assert await store.claim(E1) == [Claimed(1)]

@@ -219,7 +219,7 @@ def test_a_bug_is_not_thrown_at_the_user(place, monkeypatch):
     assert "hunter2" not in debugged.stderr
 
 
-def test_what_a_server_says_does_not_steer_the_terminal(place):
+def test_control_characters_of_a_server_do_not_reach_the_terminal(place):
     hostile = sql.SQL("alter table mailboat.dead_letters rename column last_error to {}").format(
         sql.Identifier("last_error\x1b[31m")
     )

@@ -99,7 +99,7 @@ def pod(tmp_path: Path, place: Place, start_relay: Start) -> Pod:
     return Pod(tmp_path, place, start_relay)
 
 
-def test_it_waits_for_a_configuration_and_takes_up_the_first_one(pod: Pod) -> None:
+def test_the_process_waits_for_its_first_configuration(pod: Pod) -> None:
     pod.start()
     assert pod.relay.get("/livez")[0] == 200
     assert pod.relay.get("/readyz") == (503, "no configuration yet: waiting for it\n")
@@ -112,7 +112,7 @@ def test_it_waits_for_a_configuration_and_takes_up_the_first_one(pod: Pod) -> No
     assert pod.relay.stop() == 0
 
 
-def test_a_wrong_configuration_is_refused_and_the_old_one_goes_on(pod: Pod) -> None:
+def test_a_wrong_configuration_is_refused_and_the_old_one_stays_in_use(pod: Pod) -> None:
     pod.mount(1, pod.to_file())
     pod.start()
     pod.relay.wait_ready()
@@ -157,7 +157,7 @@ def test_a_pushed_configuration_is_in_use_before_the_file_and_an_older_file_is_p
     assert (status, "serves OutboxRelay shop/orders" in text) == (400, True)
 
 
-def test_what_changes_in_a_subscription_takes_effect(pod: Pod, place: Place) -> None:
+def test_changes_of_a_subscription_take_effect(pod: Pod, place: Place) -> None:
     pod.mount(1, pod.to_file())
     pod.start()
     pod.relay.wait_ready()
@@ -178,7 +178,7 @@ def test_what_changes_in_a_subscription_takes_effect(pod: Pod, place: Place) -> 
     pod.until_arrived(2)
 
 
-def test_what_only_concerns_pods_disturbs_no_delivery(pod: Pod) -> None:
+def test_a_change_that_concerns_pods_only_does_not_interrupt_delivery(pod: Pod) -> None:
     pod.mount(1, pod.to_file())
     pod.start()
     pod.relay.wait_ready()

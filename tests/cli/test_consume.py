@@ -113,7 +113,7 @@ def test_a_signal_while_the_database_does_not_answer_ends_it_in_good_order(pulle
         ("unknown_module:view", "there is no module unknown_module here"),
     ],
 )
-def test_what_is_no_consumer_is_said(
+def test_an_invalid_consumer_target_is_reported(
     pulled: Place, tmp_path: Path, monkeypatch: Any, target: str, complaint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -104,7 +104,7 @@ def test_the_list_has_a_line_per_dead_letter(place, number):
     assert lines[1].split(maxsplit=8)[::8] == [str(second), "too many\\x1b[31m words"]
 
 
-def test_an_empty_list_says_so(place, number):
+def test_an_empty_list_prints_a_message(place, number):
     assert place.ok("dlq", "list") == "no dead letters\n"
     assert place.ok("dlq", "list", "--key", "k") == "no dead letters match\n"
 
@@ -302,14 +302,14 @@ def test_without_ordering_a_dropped_event_blocks_no_other(place, number, unorder
     assert [row[4] for row in queue(place)] == [False, False]
 
 
-def test_where_no_order_is_kept_a_retry_is_of_each_event(place, number, unordered):
+def test_without_ordering_each_event_is_retried_alone(place, number, unordered):
     for sequence in (1, 2):
         park(place, number, sequence, next_attempt_at="2030-01-01T00:00:00Z")
     assert place.ok("parked", "retry", "--all") == "2 events will be tried now\n"
     assert [row[4] for row in queue(place)] == [True, True]
 
 
-def test_a_dry_run_says_what_would_be_replayed_and_changes_nothing(place, number):
+def test_a_dry_run_prints_the_replay_and_changes_nothing(place, number):
     dead = bury(place, number, 1)
     assert place.ok("dlq", "replay", "--all", "--dry-run").splitlines() == [
         f"{dead} shop/to-log order.placed key k: would be replayed",
@@ -398,7 +398,7 @@ def test_sleeping_relays_are_woken(place, number):
         assert [each.payload for each in listener.notifies(timeout=60, stop_after=1)] == ["mailboat.outbox"]
 
 
-def test_what_was_replayed_can_be_purged_and_nothing_else(place, number):
+def test_only_replayed_dead_letters_can_be_purged(place, number):
     bury(place, number, 1)
     bury(place, number, 2, replayed_at="2026-01-01T12:00:00Z")
     place.database.execute("update mailboat.dead_letters set replayed_at = now() where replayed_at is not null")
@@ -463,7 +463,7 @@ def test_the_list_of_parked_events_shows_heads_and_counts_those_behind(place, nu
     assert "behind its head" in everything[2]
 
 
-def test_nothing_parked_says_so(place, number):
+def test_no_parked_events_prints_a_message(place, number):
     assert place.ok("parked", "list") == "nothing is parked\n"
 
 
@@ -493,7 +493,7 @@ def test_a_manual_retry_of_a_blocked_event_resets_its_attempts(place, number):
     ]
 
 
-def test_dropping_a_head_makes_a_dead_letter_and_lets_its_key_go_on(place, number):
+def test_a_dropped_head_becomes_a_dead_letter_and_its_key_continues(place, number):
     head = park(place, number, 1, next_attempt_at="2030-01-01T00:00:00Z")
     park(place, number, 2)
     refused = place.mailboat("parked", "drop", "--id", str(head))
@@ -505,7 +505,7 @@ def test_dropping_a_head_makes_a_dead_letter_and_lets_its_key_go_on(place, numbe
     ]
 
 
-def test_what_was_dropped_can_be_replayed(place, number):
+def test_dropped_events_can_be_replayed(place, number):
     park(place, number, 1)
     place.ok("parked", "drop", "--all", "--yes")
     assert place.ok("dlq", "replay", "--all") == "1 dead letter replayed\n"

@@ -118,7 +118,7 @@ def test_the_documentation_names_every_command():
         assert path[-1] in page
 
 
-def test_where_only_emitting_is_installed_it_says_what_to_install():
+def test_without_the_extras_of_a_relay_the_error_names_the_package():
     script = "import sys; sys.modules['click'] = None; from mailboat.cli import start; start()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr == "mailboat: the command line needs click, which is not installed: install mailboat[relay]\n"

@@ -95,7 +95,7 @@ def test_secrets_are_blotted_out_everywhere(stream):
         ("write Authorization: Bearer <token>", "write Authorization: Bearer <token>"),
     ],
 )
-def test_what_counts_as_a_secret(text, expected):
+def test_names_of_secrets(text, expected):
     assert redact(text) == expected
 
 

@@ -152,7 +152,7 @@ def test_without_a_relay_there_is_nothing_to_do(tmp_path):
         ({"schemas": {"configMapRef": {"name": "s"}}}, "spec.schemas"),
     ],
 )
-def test_what_this_release_can_not_do_is_refused_by_field(tmp_path, spec, field):
+def test_unsupported_features_are_refused_by_field(tmp_path, spec, field):
     message = refusal(written(tmp_path, manifest(relay_manifest(URL), subscription_manifest(**spec))))
     assert f"EventSubscription shop/to-log: {field}: " in message
     assert "in this release" in message

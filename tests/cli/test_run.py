@@ -45,7 +45,7 @@ def test_events_arrive_and_sigterm_ends_it_in_good_order(place, arrived, start_r
     assert relay.lines()[-1]["message"] == "Stopped."
 
 
-def test_pausing_stops_delivery_and_resuming_goes_on(place, arrived, start_relay):
+def test_pause_stops_delivery_and_resume_continues_it(place, arrived, start_relay):
     relay: RunningRelay = start_relay("-f", str(place.folder))
     relay.wait_ready()
     assert place.ok("pause", "to-log", "--reason", "maintenance").startswith("shop/to-log is paused")
@@ -136,7 +136,7 @@ def test_a_second_signal_ends_it_at_once(place, tmp_path, start_relay):
         (("--listen", "nonsense"), "write host:port"),
     ],
 )
-def test_what_can_never_work_ends_it_with_a_sentence(place, arguments, complaint):
+def test_a_usage_error_ends_the_relay_with_a_message(place, arguments, complaint):
     result = place.mailboat("run", *arguments)
     assert result.exit_code == 3
     assert complaint in result.stderr

@@ -10,7 +10,7 @@ from mailboat_devservers.postgres_binaries import NEWEST
 from support.cli import Place, relay_manifest, subscription_manifest
 
 
-def test_migrate_says_what_it_would_do_does_it_and_then_has_nothing_to_do(empty_place):
+def test_migrate_prints_the_plan_applies_it_and_then_has_nothing_to_do(empty_place):
     planned = empty_place.ok("migrate", "--dry-run")
     assert planned.startswith("shop/orders: would apply 0001_schema")
     assert empty_place.database.execute("select to_regnamespace('mailboat')") == [(None,)]
@@ -35,7 +35,7 @@ def test_verify_prints_the_sql_for_what_is_missing_and_changes_nothing(place):
     assert place.database.execute("select to_regclass('mailboat.dead_letters')") == [(None,)]
 
 
-def test_migrate_only_verifies_where_others_look_after_the_schema(empty_place):
+def test_migrate_only_verifies_an_externally_managed_schema(empty_place):
     empty_place.write(relay_manifest(empty_place.database.url, manageSchema=False), subscription_manifest())
     result = empty_place.mailboat("migrate")
     assert result.exit_code == 4
@@ -51,7 +51,7 @@ def psql(database: Database, script: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_what_others_have_to_run_is_printed_and_is_all_that_is_needed(tmp_path: Path, each_database: Database) -> None:
+def test_the_printed_sql_for_an_administrator_is_sufficient(tmp_path: Path, each_database: Database) -> None:
     place = Place(tmp_path, each_database)
     place.write(relay_manifest(each_database.url, manageSchema=False), subscription_manifest())
     assert "mailboat migrate --sql" in place.mailboat("verify").stderr

@@ -34,7 +34,7 @@ def test_a_variable_stands_in_for_a_file_and_a_file_comes_first(folder):
     assert find_secrets(None, environment).read("orders-db", "url") == "variable"
 
 
-def test_a_rotated_secret_is_seen_at_the_next_look(folder):
+def test_a_rotated_secret_is_found_by_the_next_poll(folder):
     secrets = find_secrets(folder, {})
     secrets.read("orders-db", "url")
     (folder / "orders-db" / "url").write_text("rotated")
@@ -62,7 +62,7 @@ def test_a_missing_secret_is_reported_with_all_sources(folder):
         secrets.all("kafka")
 
 
-def test_where_no_folder_was_named_it_says_that_one_can_be():
+def test_without_a_folder_the_error_names_the_option():
     with pytest.raises(ConfigError) as caught:
         find_secrets(None, {}).read("orders-db", "url")
     assert str(caught.value) == (

@@ -60,7 +60,7 @@ def test_in_the_container_of_a_relay_no_command_needs_options(place: Place):
     assert "no status from http://127.0.0.1:9" in asked.stderr, "--url counts, though the variable is set"
 
 
-def test_the_lag_knows_the_filter(place: Place):
+def test_the_lag_respects_the_filter(place: Place):
     manifest = subscription_manifest(filter={"eventTypes": ["order.*"]})
     place.write(*[*_relay_of(place), manifest])
     asyncio.run(make_known(place.database, manifest))
@@ -146,7 +146,7 @@ def test_an_invalid_relay_address_is_reported(place: Place, url: str):
     assert f"no status from {url}: that is no address: write http://host:port" in result.stderr
 
 
-def test_a_database_that_is_away_does_not_hide_the_others(place: Place):
+def test_an_unavailable_database_does_not_hide_the_others(place: Place):
     away = relay_manifest(f"postgresql://postgres@127.0.0.1:{free_port()}/x")
     away["metadata"]["name"] = "away"
     place.write(away, name="away.yaml")
@@ -166,7 +166,7 @@ def documents(*subscriptions_of_relays):
     return [as_json(relay(subscriptions=(each,))) for each in subscriptions_of_relays]
 
 
-def test_what_relays_own_is_added_up():
+def test_partitions_of_relays_are_summed():
     (line,) = from_relays(
         documents(
             subscription(),
@@ -196,7 +196,7 @@ def test_readiness_of_a_status_line(changes, ready):
     assert replace(plain, **changes).ready_text == ready
 
 
-def test_a_relay_that_owns_nothing_says_nothing_about_the_sink():
+def test_a_relay_without_partitions_does_not_report_the_sink():
     (line,) = from_relays(documents(subscription(), subscription(owned=(), sink_reachable=False)))
     assert line.sink_reachable is True
 
@@ -230,7 +230,7 @@ def test_the_overview_fits_80_columns_and_the_details_have_the_whole_error():
     assert details[-1] == "last error  broken\\x0a\\x1b[31m" + "x" * 200 + " (3m12s ago)"
 
 
-def test_the_database_knows_lag_and_relays_know_the_rest():
+def test_lag_comes_from_the_database_and_the_rest_from_relays():
     plain = StatusLine("shop/orders-to-kafka", None, "Running", 4, {}, lag=7)
     line = enriched(plain, from_relays(documents(subscription(last_error="no broker", sink_reachable=False))))
     assert (line.lag, line.rate, line.sink, line.last_error, line.ready) == (7, 12.5, "kafka", "no broker", False)

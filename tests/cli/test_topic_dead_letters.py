@@ -196,7 +196,7 @@ def test_a_message_without_an_id_keeps_the_one_that_it_was_given(consumer: Consu
     assert decode(message).event.id == letter.record.event.id
 
 
-def test_what_was_replayed_ten_times_is_left_alone(consumer: Consumer) -> None:
+def test_a_dead_letter_replayed_ten_times_needs_the_option_again(consumer: Consumer) -> None:
     consumer.bury(consumer.letter(5, headers=(("mailboat-replay", b"true"), ("mailboat-replay-count", b"10"))))
     told = consumer.ok("replay", "--all")
     assert "was replayed 10 times; say --again to replay it\n0 dead letters replayed" in told
@@ -242,7 +242,7 @@ def test_an_original_that_was_too_large_is_read_at_its_origin(consumer: Consumer
     assert (replayed.value, replayed.key, replayed.headers[:2]) == (original.value, original.key, original.headers)
 
 
-def test_errors_say_what_to_do(consumer: Consumer, tmp_path: Path) -> None:
+def test_errors_name_the_remedy(consumer: Consumer, tmp_path: Path) -> None:
     consumer.bury(consumer.letter(1))
     assert "there is no dead letter 7:7" in consumer.run("show", "7:7").output
     assert "its retention deletes them" in consumer.run("purge", "--all", "--yes").output

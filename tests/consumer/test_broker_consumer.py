@@ -230,7 +230,7 @@ async def test_an_inbox_gives_handlers_its_transaction(shop: Shop, outbox: Datab
     assert report.idempotency.kind == "postgres"
 
 
-async def test_a_broker_that_is_away_at_the_start_is_reported_and_waited_for(shop: Shop) -> None:
+async def test_a_broker_unavailable_at_start_is_reported_and_awaited(shop: Shop) -> None:
     consumer = shop.consumer(source=Kafka(f"127.0.0.1:{free_port()}", topic=shop.topic))
     async with serving(shop.handlers(consumer)):
         report = await shop.until(lambda it: it.source is not None and not it.source.reachable, "the trouble")
@@ -258,7 +258,7 @@ async def test_a_changed_manifest_is_followed(shop: Shop, tmp_path: Path, caplog
     assert shop.effects == {"o-0": [1, 2]}
 
 
-async def test_what_a_source_can_not_do_is_refused_at_the_start(shop: Shop, tmp_path: Path) -> None:
+async def test_settings_that_a_source_does_not_support_are_refused_at_start(shop: Shop, tmp_path: Path) -> None:
     async def with_transaction(event: Event, tx: psycopg.AsyncConnection[Any]) -> None: ...
 
     def batch(events: list[Event]) -> None: ...

@@ -152,7 +152,7 @@ async def test_a_handler_that_always_fails_holds_up_its_key_only_and_leaves_a_tr
     assert "in project" in error
 
 
-async def test_what_handlers_say(outbox: Database) -> None:
+async def test_outcomes_of_handlers(outbox: Database) -> None:
     view = consumer(outbox)
     later: list[int] = []
 
@@ -252,7 +252,7 @@ async def test_a_lost_connection_and_a_deadlock_cost_no_attempt(outbox: Database
     assert outbox.execute("select count(*) from mailboat.refusals") == [(0,)]
 
 
-async def test_it_works_behind_a_pooler_in_transaction_mode(
+async def test_delivery_behind_a_pooler_in_transaction_mode(
     outbox: Database, tmp_path: Path, or_skip: Callable[[Callable[[], PgBouncer]], PgBouncer]
 ) -> None:
     """In transaction mode there is no LISTEN and no prepared statement. Polling finds events after an idle phase."""
@@ -303,7 +303,7 @@ async def test_a_database_that_crashes_is_waited_for_and_costs_no_attempt(tmp_pa
         assert attempts == {1}
 
 
-async def test_a_database_that_is_away_at_the_start_is_waited_for(outbox: Database, tmp_path: Path) -> None:
+async def test_a_database_unavailable_at_start_is_awaited(outbox: Database, tmp_path: Path) -> None:
     """Manifests and secrets are read again for each attempt, so a corrected URL needs no restart."""
     path, port = tmp_path / "manifests.yaml", free_port()
 
@@ -374,7 +374,7 @@ async def test_instances_share_the_work_and_report_themselves(outbox: Database) 
     assert outbox.execute("select count(*) from mailboat.consumers") == [(0,)]
 
 
-async def test_without_rights_or_a_declaration_it_says_what_to_do(outbox: Database) -> None:
+async def test_without_rights_or_a_declaration_the_error_names_the_remedy(outbox: Database) -> None:
     unknown = Consumer("shop/unknown", url=outbox.url)
     unknown.on("*")(with_psycopg)
     with pytest.raises(ConfigError, match=r"there is no subscription shop/unknown\. Declare it: mailboat migrate -f"):

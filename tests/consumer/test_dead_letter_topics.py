@@ -106,7 +106,7 @@ async def test_a_missing_topic_is_an_error_with_a_remedy_until_it_exists(
     await topic.close()
 
 
-async def test_while_the_broker_is_away_a_write_fails_and_the_next_one_succeeds(
+async def test_a_write_fails_during_a_broker_outage_and_the_next_one_succeeds(
     or_skip: Callable[[Callable[[], KafkaServer]], KafkaServer], tmp_path: Path
 ) -> None:
     kafka = KafkaBackend(or_skip(lambda: start_kfake(tmp_path / "kafka")))

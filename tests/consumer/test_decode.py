@@ -143,7 +143,7 @@ def test_binary_keys_and_headers_are_legible() -> None:
         (b"x", {"content__type": "application/cloudevents+avro"}, "another format"),
     ],
 )  # fmt: skip
-def test_what_is_no_event_says_why(value: bytes, headers: dict[str, str], why: str) -> None:
+def test_an_invalid_event_is_reported_with_the_reason(value: bytes, headers: dict[str, str], why: str) -> None:
     original = replace(with_headers(KAFKA, **headers), value=value)
 
     record = decode(original)
@@ -221,7 +221,7 @@ def test_a_dead_letter_that_a_tool_copies_back_is_a_replay_for_its_consumer(form
         assert (record.event.payload, record.replay_for) == (written.value, None)
 
 
-def test_a_broken_dead_letter_says_so() -> None:
+def test_a_broken_dead_letter_is_reported() -> None:
     record = decode(replace(with_headers(KAFKA, content__type=CONTENT_TYPE), value=b'{"originalEvent":{}'))
 
     assert "not a dead letter" in (record.cannot_decode or "")

@@ -89,7 +89,7 @@ async def test_a_failing_key_waits_alone_and_becomes_a_dead_letter(claims: Any) 
 
 
 @WITH_AND_WITHOUT
-async def test_what_a_handler_may_say(claims: Any) -> None:
+async def test_results_of_a_handler(claims: Any) -> None:
     waited: list[int] = []
 
     async def handle(event: Event) -> None:
@@ -171,7 +171,7 @@ async def test_an_event_whose_consumers_died_gets_its_last_attempt_alone() -> No
 
 
 @pytest.mark.parametrize("handle_unclaimed", [False, True], ids=["Wait", "Handle"])
-async def test_the_claim_store_is_away(handle_unclaimed: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_outage_of_the_claim_store(handle_unclaimed: bool, caplog: pytest.LogCaptureFixture) -> None:
     claims, attempts = FakeClaims(), []
     inside, gate = asyncio.Event(), asyncio.Event()
 

@@ -54,7 +54,7 @@ def event(payload: bytes | None = b'{"number": 1}', **fields: Any) -> Event:
         (Model | None, Model(number=1)),
     ],
 )
-def test_a_payload_is_what_the_annotation_says(annotation: Any, value: object) -> None:
+def test_a_payload_has_the_annotated_type(annotation: Any, value: object) -> None:
     assert decoder(annotation)(event()) == value
 
 
@@ -99,7 +99,7 @@ def test_a_handler_that_can_not_be_called_is_refused(function: Callable[..., Any
         handler("*", function, batch=batch)
 
 
-def test_one_transaction_can_not_be_two_things() -> None:
+def test_handlers_of_one_consumer_share_one_type_of_transaction() -> None:
     def with_psycopg(tx: psycopg.Connection[Any]) -> None: ...
 
     def with_session(tx: Session) -> None: ...

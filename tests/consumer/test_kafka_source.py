@@ -164,7 +164,7 @@ async def test_long_handlers_do_not_cost_the_membership(
     assert "rude" in caplog.text
 
 
-async def test_the_broker_is_away_and_comes_back(
+async def test_a_broker_outage(
     or_skip: Any, tmp_path: Any, unique_name: Callable[[str], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with or_skip(lambda: start_kfake(tmp_path)) as server:

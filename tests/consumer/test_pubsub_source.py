@@ -138,7 +138,7 @@ async def test_a_subscription_without_ordering_and_with_a_dead_letter_topic_is_w
     assert "has a dead-letter topic of its own" in caplog.text
 
 
-async def test_the_source_waits_for_the_service_and_says_so_once_per_outage(
+async def test_the_source_waits_for_the_service_and_logs_it_once_per_outage(
     service: OrderedPubSub, proxy_factory: Callable[[int], Proxy], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "mailboat")
@@ -190,7 +190,7 @@ async def test_a_message_stays_leased_however_long_it_is_held_while_the_loop_is_
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])
-async def test_a_message_that_is_delivered_again_while_it_is_held_is_handed_on_once_and_acknowledged(
+async def test_a_message_redelivered_while_it_is_held_is_passed_on_once_and_acknowledged(
     service: OrderedPubSub, exactly_once: bool
 ) -> None:
     service.exactly_once = exactly_once

@@ -123,7 +123,7 @@ def _lasting(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-async def test_what_a_transaction_emitted(outbox: Database) -> None:
+async def test_emitted_events_of_a_transaction(outbox: Database) -> None:
     with psycopg.connect(outbox.url) as connection:
         emit(connection, "order.placed", {"total": 5}, key="o-1", headers={"tenant": "acme"})
         found = assert_emitted(connection, "order.placed", {"total": 5}, key="o-1", headers={"tenant": "acme"})

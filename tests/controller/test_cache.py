@@ -87,13 +87,13 @@ def test_an_answer_that_was_on_its_way_brings_nothing_back(cache, told, loss):
     assert len(cache.subscriptions_of(KEY)) == 1
 
 
-def test_what_was_deleted_before_it_was_heard_of_does_not_come_either(cache):
+def test_an_object_deleted_before_its_first_event_is_not_added(cache):
     cache.lost(SUBSCRIPTION, subscription("s", 8))
     cache.saw(SUBSCRIPTION, subscription("s", 7))
     assert cache.subscriptions_of(KEY) == []
 
 
-def test_what_left_the_selection_returns_with_its_label(cache):
+def test_an_object_that_left_the_selection_returns_with_its_label(cache):
     labels = {"mailboat.dev/relay": "orders"}
     cache.saw(CONFIG_MAP, thing("orders-relay", 3, labels=labels))
     cache.lost(CONFIG_MAP, thing("orders-relay", 8, labels=labels))
@@ -112,7 +112,7 @@ def test_lost_objects_are_forgotten_after_a_while():
     assert len(cache._lost) == 3
 
 
-def test_what_a_list_does_not_have_is_gone_unless_it_is_newer_than_the_list(cache, told):
+def test_an_object_missing_in_a_list_is_removed_unless_it_is_newer_than_the_list(cache, told):
     for name, version in (("old", 3), ("kept", 4), ("young", 9)):
         cache.saw(SUBSCRIPTION, subscription(name, version))
     told.clear()
@@ -121,7 +121,7 @@ def test_what_a_list_does_not_have_is_gone_unless_it_is_newer_than_the_list(cach
     assert told == [KEY, KEY]
 
 
-def test_a_list_of_one_namespace_says_nothing_about_another(cache):
+def test_a_list_of_one_namespace_removes_nothing_of_another(cache):
     cache.saw(RELAY, thing("orders", 1))
     cache.listed(RELAY, Listed((), "9"), "elsewhere")
     assert cache.relay(KEY) is not None

@@ -78,7 +78,7 @@ def test_another_name_or_another_certificate_is_not_trusted() -> None:
         handshake(serving(made), first().bundle_pem())
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_certificates_survive_a_round_trip() -> None:
     made = first()
     again = Certificates.parse(made.data())
     assert again is not None

@@ -131,7 +131,7 @@ def wanted(model: OutboxRelay) -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize("error", [Invalid("no such field"), Forbidden("a policy")], ids=["refused", "forbidden"])
-async def test_what_was_refused_is_not_tried_again_at_once_unless_it_changes(error):
+async def test_a_refused_child_is_not_retried_at_once_unless_it_changes(error):
     server, now = Server(), [0.0]
     keeper = ChildApplier(server, ResourceCache(), Metrics(CollectorRegistry()), patience=30, clock=lambda: now[0])
     server.refuses[DEPLOYMENT] = error
@@ -153,7 +153,7 @@ async def test_what_was_refused_is_not_tried_again_at_once_unless_it_changes(err
     assert (server.applied[DEPLOYMENT], kept.obstructed, kept.obstacle) == (3, {}, None)
 
 
-async def test_a_name_that_is_taken_is_looked_at_again_when_it_may_be_free():
+async def test_a_child_name_in_use_is_retried_when_it_may_be_free():
     server, now = Server(), [0.0]
     keeper = ChildApplier(server, ResourceCache(), Metrics(CollectorRegistry()), patience=30, clock=lambda: now[0])
     server.theirs[SERVICE] = {"metadata": {"name": "orders-relay", "uid": "theirs"}}
@@ -299,7 +299,7 @@ async def test_running_relays_get_the_configuration_although_a_child_is_forbidde
     assert len(told) == 1, "not before it is in the ConfigMap, where a relay that restarts finds it"
 
 
-async def test_what_the_server_fails_at_keeps_nothing_else_from_being_done():
+async def test_a_failed_request_does_not_block_the_others():
     core = LeaderWork(Recorder)
     server, cache, reconciler = core.server, core.world, core.reconciler
     told = core.fleet.versions
@@ -341,7 +341,7 @@ async def test_a_child_that_is_being_deleted_keeps_nothing_but_itself_from_being
 
 
 @pytest.mark.parametrize("end", ["deleted", "being deleted", "made anew"])
-async def test_a_relay_that_goes_while_its_relays_are_asked_gets_no_child_back(end):
+async def test_a_relay_deleted_during_the_poll_gets_no_child_again(end):
     """The children may be orphaned on purpose. Applied with the deleted relay as owner, they would be collected."""
 
     class Slow(Recorder):
@@ -441,7 +441,7 @@ async def test_2000_subscriptions_arrive_at_the_relay_and_so_does_a_pause(tmp_pa
 
 
 @pytest.mark.parametrize("error", [Invalid("422"), Conflict("409"), ApiUnavailable("no answer"), Throttled("429")])
-async def test_a_status_that_can_not_be_written_keeps_no_other_from_being_written_unless_the_server_wants_quiet(error):
+async def test_a_failed_status_write_does_not_block_others_unless_the_server_throttles(error):
     core = LeaderWork(RelayStates)
     server, cache, reconciler = core.server, core.world, core.reconciler
     cache.saw(RELAY, relay())
@@ -453,7 +453,7 @@ async def test_a_status_that_can_not_be_written_keeps_no_other_from_being_writte
     assert len(server.statuses) == (0 if isinstance(error, Throttled) else 2)
 
 
-async def test_a_relay_that_knows_a_newer_assignment_speaks_for_all_of_them():
+async def test_a_newer_assignment_of_one_relay_counts_for_all():
     """If each of a hundred refusals counted, the generation would grow beyond a bigint."""
     asked = []
 

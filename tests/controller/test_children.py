@@ -272,7 +272,7 @@ GZIP_BOMB = base64.b64encode(gzip.compress(bytes(100_000_000), 1)).decode()
     ]
     + [{"binaryData": {"resources.yaml": content}} for content in (None, "", "!", "H4sI", GZIP_BOMB, 7)],
 )
-def test_a_config_map_that_the_operator_did_not_write_says_nothing(content):
+def test_a_config_map_of_another_writer_is_ignored(content):
     assert configuration_in(content) is configuration_in({}) is configuration_in(None) is None
 
 
@@ -370,7 +370,7 @@ def test_the_last_valid_form_is_found_by_identity():
     assert last_valid_form(made, "uid-of-another-that-had-the-name") is last_valid_form(None, "uid-a") is None
 
 
-def test_what_relays_know_stays_word_for_word_whether_it_can_be_read_or_not():
+def test_the_last_valid_form_is_kept_unchanged_whether_readable_or_not():
     before = configuration([subscription("a"), subscription("b")])
     b = resources_in(before)[2]
     b["spec"]["ofAnotherVersion"] = {"at": ["2026-01-31", "\u2028\n\ud800"]}
@@ -416,7 +416,7 @@ def test_a_relay_takes_the_configuration_of_an_operator_that_has_more_fields():
 
 
 @pytest.mark.parametrize("body", [relay().manifest(), subscription().manifest(), *COMPLETE])
-def test_what_the_configuration_leaves_out_is_what_it_is_by_default(body):
+def test_the_configuration_leaves_out_defaults_only(body):
     model = OutboxRelay if body["kind"] == "OutboxRelay" else EventSubscription
     resource = model.model_validate(body)
     spec = resource.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)["spec"]

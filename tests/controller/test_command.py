@@ -21,7 +21,7 @@ def answer(*arguments: str, env: dict[str, str | None] | None = None) -> Result:
     return result
 
 
-def test_what_is_required_is_said_all_at_once() -> None:
+def test_all_missing_settings_are_reported_at_once() -> None:
     result = answer("run")
     assert result.exit_code == 2
     assert [line.split(": ")[1] for line in result.stderr.splitlines()] == ["--operator-namespace", "--relay-image"]
@@ -47,7 +47,7 @@ def test_settings_come_from_the_environment_too() -> None:
     )
 
 
-def test_without_a_cluster_it_says_so(tmp_path: Path) -> None:
+def test_a_missing_cluster_is_reported(tmp_path: Path) -> None:
     result = run(*NEEDED, f"--kubeconfig={tmp_path / 'none'}")
     assert result.returncode == 5
     assert "No cluster to connect to" in result.stderr

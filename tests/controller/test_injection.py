@@ -122,7 +122,7 @@ def test_an_empty_folder_lies_where_the_api_token_would() -> None:
     assert mounts[TOKEN_FOLDER] == {"name": NO_TOKEN_VOLUME, "mountPath": TOKEN_FOLDER, "readOnly": True}
 
 
-def test_only_secrets_of_its_own_subscriptions_are_mounted_and_invalid_ones_are_no_hindrance() -> None:
+def test_only_secrets_of_the_relays_subscriptions_are_mounted_and_invalid_ones_do_not_block() -> None:
     broken = a_subscription("broken", secret="broken-login")
     broken["spec"]["sink"] = {"kafka": {}, "http": {}}
     others = a_subscription("other", relay="invoices", secret="others-login")
@@ -148,7 +148,7 @@ def test_secrets_for_pulling_the_image_are_added_once() -> None:
     assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}, {"name": "also"}]
 
 
-def test_asked_again_there_is_nothing_to_do() -> None:
+def test_an_injected_pod_is_not_injected_again() -> None:
     pod = injected(a_pod(), a_relay(), a_subscription())
     assert is_injected(pod)
     assert wanted_relay(pod) is None
@@ -182,7 +182,7 @@ def test_a_copied_annotation_without_a_sidecar_proves_nothing() -> None:
         {"labels": relay_labels("orders")},
     ],
 )
-def test_pods_that_do_not_ask_are_left_alone_without_a_word(metadata: dict[str, Any]) -> None:
+def test_pods_without_the_label_are_not_changed(metadata: dict[str, Any]) -> None:
     assert inject(a_pod(metadata=metadata), "shop", a_relay(), (), IMAGE) == Injection(Outcome.NOT_ASKED)
 
 
@@ -199,7 +199,7 @@ def test_pods_that_do_not_ask_are_left_alone_without_a_word(metadata: dict[str, 
         (a_pod(volumes=[{"name": "mailboat-config"}]), a_relay(), 'a volume called "mailboat-config" of its own'),
     ],
 )
-def test_what_can_not_be_injected_is_left_out_with_what_to_do(
+def test_a_pod_that_cannot_be_injected_gets_a_warning_with_the_remedy(
     pod: dict[str, Any], relay: dict[str, Any] | None, remedy: str
 ) -> None:
     answer = inject(pod, "shop", relay, (), IMAGE)
@@ -243,7 +243,7 @@ def test_a_refused_dry_run_is_reported_with_its_field(refusal: str, short: str) 
         'Deployment.apps "mailboat-trial-x" is invalid: metadata.labels: Required value: team (422)',
     ],
 )
-def test_what_is_refused_for_other_reasons_says_nothing_about_the_sidecar(refusal: str) -> None:
+def test_a_refusal_for_other_reasons_does_not_blame_the_sidecar(refusal: str) -> None:
     assert objection(f"POST /apis/apps/v1/namespaces/shop/deployments: {refusal}") is None
 
 
@@ -296,7 +296,7 @@ def test_a_chosen_port_that_another_container_has_leaves_the_relay_out() -> None
     assert "Choose another port" in answer.warnings[0]
 
 
-def test_on_the_nodes_network_no_port_is_declared_and_a_warning_says_what_may_collide() -> None:
+def test_on_the_host_network_no_port_is_declared_and_a_warning_names_the_collision() -> None:
     answer = inject(a_pod(hostNetwork=True), "shop", a_relay(), (), IMAGE)
     sidecar = patched(a_pod(hostNetwork=True), answer)["spec"]["initContainers"][0]
     assert "ports" not in sidecar

@@ -50,7 +50,7 @@ def silent(tmp_path: Path) -> Iterator[Silent]:
     thread.join(60)
 
 
-async def test_a_stream_is_gone_though_the_server_never_says_goodbye(silent: Silent) -> None:
+async def test_a_stream_ends_although_the_server_does_not_close_it(silent: Silent) -> None:
     connections = ClosableConnections()
     session = connections.session(silent.trust, {})
     response = await session.get(silent.url)
@@ -63,7 +63,7 @@ async def test_a_stream_is_gone_though_the_server_never_says_goodbye(silent: Sil
     assert connections._open == []
 
 
-async def test_what_is_closed_already_needs_nothing() -> None:
+async def test_closing_twice_changes_nothing() -> None:
     connections = ClosableConnections()
     await connections.session(ssl.create_default_context(), {}).close()
     await connections.close()

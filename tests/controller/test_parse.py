@@ -60,7 +60,7 @@ UNREADABLE = Configuration(5, configuration(subscription()).text.replace('"log":
         ),
     ],
 )
-def test_what_relays_know_is_found_or_known_to_be_lost(found, written, told, answers, form, lost):
+def test_the_last_valid_form_is_found_or_reported_as_lost(found, written, told, answers, form, lost):
     found_form, is_lost = find_last_valid_form(found, RELAY, written, told, answers)
     assert (found_form is not None, is_lost) == (form, lost)
 

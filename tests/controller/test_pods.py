@@ -67,7 +67,7 @@ def test_everybody_reads_the_same_port(annotation, port):
     assert answer.sidecar.container["ports"][0]["containerPort"] == port
 
 
-def test_what_keeps_a_relay_from_starting_is_read_from_its_pod():
+def test_the_reason_that_a_relay_does_not_start_is_read_from_its_pod():
     def trouble(container="containerStatuses", waiting=None, conditions=()):
         status = {
             "conditions": list(conditions),

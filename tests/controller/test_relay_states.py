@@ -81,7 +81,7 @@ async def test_pods_that_do_not_answer_keep_no_relay_of_another_resource_waiting
         await asyncio.gather(hangs, return_exceptions=True)
 
 
-async def test_pods_that_do_not_answer_are_asked_last_and_in_turn():
+async def test_silent_pods_are_polled_last_and_in_turn():
     async with relays(PollTimeouts(asking=0.2)) as (asking, _), asyncio.timeout(60):
         silent = [pod("big", number, SILENT) for number in range(20)]
         good = pod("big", 99, ANSWERS)

@@ -16,7 +16,7 @@ def test_two_settings_are_enough() -> None:
     assert settings.status_interval.seconds == 5
 
 
-def test_every_setting_has_a_flag_a_variable_and_a_help_of_its_own() -> None:
+def test_every_setting_has_its_flag_variable_and_help() -> None:
     settings = list(all_settings())
     flags = [each.flag for each in settings]
     variables = [name for each in settings for name in each.environment]
@@ -26,7 +26,7 @@ def test_every_setting_has_a_flag_a_variable_and_a_help_of_its_own() -> None:
     assert all(each.required or "Default:" in each.help or "for --webhook-certs" in each.help for each in settings)
 
 
-def test_all_that_is_wrong_is_said_at_once_by_the_names_that_were_written() -> None:
+def test_all_problems_are_reported_at_once_by_flag() -> None:
     given = {"status_interval": "5", "webhook_certs": "slef", "namespaces": ("Shop!",), "relay_image": "a b"}
     with pytest.raises(SettingsError) as refused:
         read_settings(given)

@@ -90,7 +90,7 @@ def test_the_signing_keys_survive_the_loss_of_the_secret() -> None:
     assert len(again.keys) == 2
 
 
-def test_what_is_no_key_is_passed_over() -> None:
+def test_invalid_signing_keys_are_skipped() -> None:
     ring = turned(None, NOW)
     found = KeyRing.parse({**ring.data(), "signing-1.pem": b"garbage", "signing-x.pem": b"", "note": b"hello"})
     assert found is not None

@@ -115,7 +115,7 @@ NO_TABLES = {
         ({"answers": (answer("a", [owned(0), owned(1)], state="Paused"),)}, ("False", "PausedByCommand"), None),
     ],
 )
-def test_why_it_is_not_ready_and_whether_it_will_be(changes, ready, progress):
+def test_reasons_for_not_ready(changes, ready, progress):
     found = conditions(subscription_status(replace(FACTS, **changes), NOW))
     assert found["Ready"] == ready
     assert {"Stalled", "Reconciling"} & set(found) == ({progress} if progress else set())
@@ -325,7 +325,7 @@ RELAY_FACTS = RelayFacts(
         ({"answers": (answer(relay={"partitionsAheadDays": 2.0}),)}, ("True", "Available")),
     ],
 )
-def test_how_a_relay_is_doing(changes, ready):
+def test_ready_condition_of_a_relay(changes, ready):
     status = relay_status(replace(RELAY_FACTS, **changes), NOW)
     assert conditions(status)["Ready"] == ready
     assert OutboxRelayStatus.model_validate(status).selector == "x=y"
@@ -452,7 +452,7 @@ def test_no_more_of_a_report_is_kept_than_the_resources_name():
     assert found == (tuple(report.relays[0].subscriptions[0].owned[:2]), {0: "", 1: "a"})
 
 
-def test_lag_that_a_silent_relay_had_is_still_lag():
+def test_the_lag_of_a_silent_relay_still_counts():
     both = (answer("a", [owned(0, lag=70)]), answer("b", [owned(1, lag=64)]))
     before = subscription_status(replace(FACTS, answers=both), NOW)
     hangs = (answer("a", [owned(0, lag=10)], owners={"0": "shop/a", "1": "shop/b"}), Answer("b", None, "slow"))
@@ -550,7 +550,7 @@ def test_the_reason_that_pods_do_not_start_is_reported_in_kubernetes_words():
         assert words in ready["message"]
 
 
-def test_what_the_api_server_forbids_is_a_warning():
+def test_a_forbidden_request_is_a_warning():
     after = relay_status(replace(RELAY_FACTS, obstacle=Obstacle(Reason.FORBIDDEN, "exceeded quota")), NOW)["conditions"]
     assert [(item.warning, item.reason) for item in condition_events((), after) if "quota" in item.message] == [
         (True, "Forbidden")
@@ -558,7 +558,7 @@ def test_what_the_api_server_forbids_is_a_warning():
     assert "Reconciling" not in {each["type"] for each in after}
 
 
-def test_what_is_between_the_operator_and_its_relays_is_named_when_none_answers():
+def test_a_possible_network_policy_is_named_if_no_relay_answers():
     silent = (Answer("a", None, "did not answer in time"),)
     for status in (
         subscription_status(replace(FACTS, answers=silent), NOW),

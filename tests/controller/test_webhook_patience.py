@@ -21,7 +21,7 @@ from support.wait import await_until
     ("given", "seconds"),
     [("10s", 6.0), ("30s", 18.0), ("99s", 18.0), (None, 3.0), ("", 3.0), ("1m0s", 3.0), ("999s", 3.0), ("-5s", 3.0)],
 )
-def test_it_takes_three_fifths_of_what_it_is_given(given, seconds):
+def test_the_webhook_takes_three_fifths_of_the_given_time(given, seconds):
     assert time_to_answer(given) == pytest.approx(seconds)
 
 

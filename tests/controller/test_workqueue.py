@@ -81,7 +81,7 @@ async def test_failures_wait_longer_each_time_and_success_forgets_them(queue, cl
     assert queue.failed("a") == 1
 
 
-async def test_what_was_added_meanwhile_does_not_hurry_a_failure(queue, clock):
+async def test_an_add_during_the_back_off_does_not_shorten_it(queue, clock):
     queue.add("a")
     await queue.next()
     queue.add("a")

@@ -167,7 +167,7 @@ async def test_a_sink_that_never_answers_keeps_no_other_subscription_from_moving
 
 
 @in_virtual_time
-async def test_a_sink_that_raises_for_the_dead_letter_topic_is_asked_again() -> None:
+async def test_a_sink_that_raises_for_the_dead_letter_topic_is_retried() -> None:
     class BrokenForTheDead(Broken):
         def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
             if self.how is not None and batch[0].topic is None:

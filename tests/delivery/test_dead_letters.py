@@ -21,7 +21,7 @@ BLOCK = RetryPolicy(3, BACKOFF, dead_letters=False)
 
 
 @in_virtual_time
-async def test_block_keeps_the_key_until_a_person_decides_and_other_keys_go_on() -> None:
+async def test_block_holds_the_key_until_a_manual_decision_and_other_keys_continue() -> None:
     fleet = Fleet(streams=settings(policy=BLOCK))
     first, *_ = events = [event.event_id for event in fleet.write("a", "a", "b")]
     refusals = refusing(fleet)
@@ -53,7 +53,7 @@ class DeadTopicAway(MemorySink):
 
 
 @in_virtual_time
-async def test_a_full_parking_lot_takes_nothing_new_says_so_and_goes_on_when_a_person_makes_room(
+async def test_at_the_limit_of_parked_events_delivery_stops_with_a_condition_until_some_are_removed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     once = RetryPolicy(1, BACKOFF, dead_letters=False)

@@ -80,7 +80,7 @@ def test_a_recovered_outage_has_no_delay() -> None:
 # -- poll interval ---------------------------------------------------------------------------------------------------
 
 
-def test_the_longer_nothing_comes_the_rarer_one_looks() -> None:
+def test_the_poll_interval_grows_while_no_events_arrive() -> None:
     poll_interval = PollInterval(WakeSettings(poll=0.5, idle_after=3, longest=4.0)).quiet(10.0)
     assert not poll_interval.should_idle(10.0 + LINGER / 2)
     assert poll_interval.should_idle(10.0 + LINGER)
@@ -182,7 +182,7 @@ def test_all_relays_compute_the_same_assignment_among_capable_relays(membership:
         {},
     )
 )
-def test_what_each_relay_does_for_itself_adds_up(membership: Membership) -> None:
+def test_the_figures_of_relays_are_summed(membership: Membership) -> None:
     """If all relays decide on the same membership, no partition is claimed twice, and every relay gets its share.
 
     The shares may change at first, since an owner keeps its partitions, but they become stable.
@@ -225,7 +225,7 @@ def test_a_relay_takes_only_what_it_serves() -> None:
     assert not decide("a", membership, set(), {key: 0.0}, 100.0, 10.0).claim
 
 
-def test_what_is_its_own_in_the_store_but_not_in_hand_is_claimed_again() -> None:
+def test_own_cursors_without_a_worker_are_claimed_again() -> None:
     key = CursorKey(1, 0)
     membership = Membership((RelayPeer("a", frozenset({1}), True),), (PartitionOwner(key, "a", None),), {})
     assert decide("a", membership, set(), {}, 0.0, 10.0).claim == {key}
@@ -257,9 +257,7 @@ _ERRORS: dict[str, DeliveryError] = {
 
 
 @given(st.lists(st.tuples(st.sampled_from([None, "a", "b"]), ANSWERS), min_size=1, max_size=12), st.booleans())
-def test_nothing_of_a_key_goes_on_behind_one_that_was_refused(
-    sent: list[tuple[str | None, str]], ordered: bool
-) -> None:
+def test_no_event_of_a_key_passes_a_refused_one(sent: list[tuple[str | None, str]], ordered: bool) -> None:
     items = [Attempt(event(n, key), n) for n, (key, _) in enumerate(sent, 1)]
     round = judge(items, {n: _ERRORS[answer] for n, (_, answer) in enumerate(sent) if answer != "delivered"})
     set_aside(items, (), ordered=ordered)
@@ -285,7 +283,7 @@ def test_nothing_of_a_key_goes_on_behind_one_that_was_refused(
         assert round.away or round.one_by_one or "refused" in [answer for _, answer in sent]
 
 
-def test_what_belongs_to_a_parked_key_is_put_aside_unless_order_is_not_wanted() -> None:
+def test_events_of_a_parked_key_are_set_aside_unless_unordered() -> None:
     items = [Attempt(event(1, "a"), 1), Attempt(event(2, "b"), 2), Attempt(event(3), 3)]
     set_aside(items, {"a"}, ordered=False)
     assert {item.fate for item in items} == {Outcome.PENDING}
@@ -293,7 +291,7 @@ def test_what_belongs_to_a_parked_key_is_put_aside_unless_order_is_not_wanted() 
     assert [item.fate for item in items] == [Outcome.ASIDE, Outcome.PENDING, Outcome.PENDING]
 
 
-def test_a_sink_that_is_not_definite_about_one_message_counts_as_away() -> None:
+def test_a_sink_without_a_result_for_a_message_counts_as_unavailable() -> None:
     (item,) = items = [Attempt(event(1), 1)]
     assert judge(items, {0: Undecided("?")}).away is not None
     assert item.fate is Outcome.PENDING
@@ -322,7 +320,7 @@ def test_two_settlements_of_a_window_are_one_with_the_later_progress() -> None:
 
 
 @pytest.mark.parametrize("parked_first", [True, False])
-def test_what_concerns_parked_events_only_leaves_progress_as_it_is(parked_first: bool) -> None:
+def test_a_settlement_of_parked_events_only_leaves_progress_unchanged(parked_first: bool) -> None:
     progress = Settlement(LEASE, "w", 10, 1, closes=True)
     parked = Settlement(LEASE, None, unpark=(1,), park=(Park(event(2), 1, 1, None, FAILURE, ordinal=2),))
     both = merged(parked, progress) if parked_first else merged(progress, parked)
@@ -330,7 +328,7 @@ def test_what_concerns_parked_events_only_leaves_progress_as_it_is(parked_first:
     assert (both.unpark, len(both.park)) == ((1,), 1)
 
 
-def test_what_an_earlier_owner_noted_is_dropped() -> None:
+def test_a_settlement_of_a_former_owner_is_dropped() -> None:
     stale = Settlement(Lease(CursorKey(1, 0), "old"), "w", 10, 1, park=(Park(event(10), 1),))
     fresh = Settlement(LEASE, "w", 5, 1)
     assert merged(stale, fresh) == fresh

@@ -49,7 +49,7 @@ async def test_a_stop_during_an_outage_settles_the_contiguous_part_only() -> Non
 
 
 @in_virtual_time
-async def test_an_orderly_stop_finishes_the_batch_in_hand_and_the_next_relay_repeats_nothing() -> None:
+async def test_an_orderly_stop_finishes_the_batch_in_flight_and_the_next_relay_repeats_nothing() -> None:
     fleet = Fleet()
     fleet.sink.hold_answers()
     fleet.write(*"abcdefghijklmnop")
@@ -104,7 +104,7 @@ async def test_a_relay_that_cannot_renew_its_leases_gives_up_its_batch_before_an
 
 
 @in_virtual_time
-async def test_heartbeats_go_on_while_a_relay_drains() -> None:
+async def test_heartbeats_continue_while_a_relay_drains() -> None:
     timings = replace(TIMINGS, drain_within=4 * TIMINGS.lease_ttl)
     fleet = Fleet(timings=timings, streams=settings(timeout=60.0))
     fleet.sink.hold_answers()
@@ -268,7 +268,7 @@ async def test_a_relay_whose_leases_expired_detects_it_and_does_not_disturb_the_
 
 
 @in_virtual_time
-async def test_a_database_that_goes_away_ends_the_session_and_the_next_one_goes_on() -> None:
+async def test_a_lost_database_ends_the_session_and_the_next_session_continues() -> None:
     fleet = Fleet()
     relay = await fleet.started()
     fleet.outbox.away = "the server is restarting"

@@ -116,7 +116,7 @@ async def test_large_events_are_never_many_in_memory_at_once_not_even_parked(mon
 
 
 @in_virtual_time
-async def test_what_can_never_be_sent_is_dead_at_once_and_its_key_goes_on() -> None:
+async def test_an_event_that_cannot_be_sent_is_dead_at_once_and_its_key_continues() -> None:
     fleet = Fleet()
     fleet.sink.max_value_bytes = 10
     before = fleet.write("a", "b")
@@ -130,7 +130,7 @@ async def test_what_can_never_be_sent_is_dead_at_once_and_its_key_goes_on() -> N
 
 
 @in_virtual_time
-async def test_an_outage_costs_no_attempt_and_delivery_goes_on_by_itself() -> None:
+async def test_an_outage_costs_no_attempt_and_delivery_resumes() -> None:
     fleet = Fleet(streams=settings(policy=RetryPolicy(1, BACKOFF, dead_letters=True)))
     relay = await fleet.started()
     fleet.sink.go_away("no route to host")
@@ -165,7 +165,7 @@ async def paused_during_an_outage(fleet: Fleet) -> list[str]:
 
 
 @in_virtual_time
-async def test_a_pause_during_an_outage_holds_back_what_is_in_hand_as_well() -> None:
+async def test_a_pause_during_an_outage_holds_back_the_batch_in_flight_too() -> None:
     fleet = Fleet()
     events = await paused_during_an_outage(fleet)
     await asyncio.sleep(30)
@@ -253,7 +253,7 @@ async def test_without_ordering_a_failed_event_blocks_no_other() -> None:
 
 
 @in_virtual_time
-async def test_where_order_is_given_up_what_waited_behind_a_failed_event_is_sent() -> None:
+async def test_a_change_to_no_ordering_sends_events_behind_a_failed_one() -> None:
     fleet = Fleet()
     events = fleet.write(*"aaa")
     refusals = refusing(fleet)
@@ -269,7 +269,7 @@ async def test_where_order_is_given_up_what_waited_behind_a_failed_event_is_sent
 
 
 @in_virtual_time
-async def test_where_order_is_kept_from_now_on_what_failed_before_is_sent_in_order() -> None:
+async def test_a_change_to_ordering_sends_failed_events_in_order() -> None:
     fleet = Fleet()
     events = [event.event_id for event in fleet.write(*"aaa")]
     refusals = refusing(fleet)

@@ -65,7 +65,7 @@ def _near_has(fleet: Fleet, event_id: str) -> bool:
     return event_id in fleet.arrived("shop/near")
 
 
-def test_one_look_serves_all_partitions_of_a_busy_subscription(looks: list[int]) -> None:
+def test_one_poll_serves_all_partitions_of_a_busy_subscription(looks: list[int]) -> None:
     @in_virtual_time
     async def story() -> None:
         fleet = Fleet(declared=[subscription(partitions=8)], new_sink=Distant)
@@ -229,7 +229,7 @@ def _stands_still(fleet: Fleet) -> bool:
 
 
 @pytest.mark.parametrize("longest", [60.0, 3600.0])
-def test_a_relay_that_sleeps_is_alive_however_seldom_it_polls(longest: float) -> None:
+def test_an_idle_relay_is_alive_however_seldom_it_polls(longest: float) -> None:
     @in_virtual_time
     async def story() -> None:
         fleet = Fleet(wake=WakeSettings(longest=longest))

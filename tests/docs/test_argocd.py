@@ -47,11 +47,11 @@ def test_both_kinds_have_the_same_script() -> None:
 
 
 @pytest.mark.parametrize("status", [None, {}, {"conditions": []}], ids=["none", "empty", "without conditions"])
-def test_what_the_operator_has_not_seen_is_progressing(status: dict[str, Any] | None) -> None:
+def test_a_resource_that_the_operator_has_not_seen_is_progressing(status: dict[str, Any] | None) -> None:
     assert health(status)[0] == "Progressing"
 
 
-def test_a_status_of_an_older_version_says_nothing_about_this_one() -> None:
+def test_a_status_of_an_older_version_is_ignored() -> None:
     assert health(reported(said(READY, YES, Reason.DELIVERING)), generation=2)[0] == "Progressing"
 
 

@@ -42,7 +42,7 @@ def roles(database: Database) -> Iterator[tuple[str, str]]:
         database.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(name)))
 
 
-def test_the_table_is_carried_as_the_page_says(
+def test_the_existing_table_is_delivered_as_the_page_says(
     database: Database, roles: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay_user, writer = roles

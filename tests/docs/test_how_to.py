@@ -67,7 +67,7 @@ def test_a_test_of_a_producer_leaves_nothing_behind(outbox: Database) -> None:
     assert outbox.execute("select count(*) from mailboat.outbox") == [(0,)]
 
 
-def test_alembic_is_kept_away_from_the_schema_of_mailboat() -> None:
+def test_alembic_ignores_the_schema_of_mailboat() -> None:
     include_name = code("def include_name")["include_name"]
     assert [include_name(name, "schema", {}) for name in (None, "shop", "mailboat")] == [True, True, False]
     assert include_name("mailboat", "table", {})

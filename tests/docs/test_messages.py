@@ -65,7 +65,7 @@ def test_the_headers_are_those_of_the_encoder(format: Format) -> None:
 
 
 @pytest.mark.parametrize("format", list(Format))
-def test_pubsub_spells_them_as_the_page_says(format: Format) -> None:
+def test_pubsub_headers_are_those_of_the_page(format: Format) -> None:
     names = {re.sub("^ce_", "ce-", name) for name in documented(format, "always")}
     assert names == headers(BARE, encoder(format, PubSubSink.traits.header_prefix))
 

@@ -29,7 +29,7 @@ def until_arrived(file: Path, *ids: str) -> list[dict[str, Any]]:
     return arrived(file)
 
 
-def test_what_was_delivered_since_a_time_is_sent_again_under_the_same_ids(database: Database, tmp_path: Path) -> None:
+def test_events_delivered_since_a_time_are_sent_again_with_the_same_ids(database: Database, tmp_path: Path) -> None:
     folder = tmp_path / "manifests"
     folder.mkdir()
     place = Place(folder, database)

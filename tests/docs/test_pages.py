@@ -78,7 +78,7 @@ def test_the_layers_are_those_that_lint_checks(contract: dict[str, Any]) -> None
     assert layers in " ".join((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
 
 
-def test_what_an_older_relay_says_of_a_migrated_database_is_shown() -> None:
+def test_the_report_of_an_older_relay_about_a_migrated_database_is_shown() -> None:
     known = known_migrations()
     with pytest.raises(SchemaMismatch) as refusal:
         pending(known, [Applied(known[-1].version + 1, "0099_future.sql", "x")])

@@ -26,7 +26,7 @@ def _configuration(outbox: Database, *subscriptions: Manifest) -> Configuration:
     [{}, {"start": {"from": "Position", "position": 1}}, {"partitions": 3}, None],
     ids=["as it was", "changed", "laid out anew", "deleted"],
 )
-async def test_others_go_on_while_a_subscription_waits_for_its_sink(
+async def test_other_subscriptions_continue_while_one_waits_for_its_sink(
     outbox: Database, stage: Stage, change: Manifest | None
 ) -> None:
     patient = {"timeout": "60s"}

@@ -282,9 +282,7 @@ def test_a_database_secret_that_comes_late_or_vanishes(
     assert pods.running["relay-1"].stop() == 0
 
 
-async def test_a_sinks_secret_that_changes_while_the_database_is_away(
-    stage: dict[str, StagedSink], tmp_path: Path
-) -> None:
+async def test_a_sink_secret_changes_during_a_database_outage(stage: dict[str, StagedSink], tmp_path: Path) -> None:
     """Also with fixed manifests: the first connection uses the current password, not the one read at the start."""
     login = Volume(tmp_path / "secrets" / "login")
     login.fill({"password": "old"})

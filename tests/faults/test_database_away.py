@@ -67,7 +67,7 @@ def catch_up(racers: Racers, collector: KafkaCollector) -> None:
         pytest.param(Proxy.deafen, Proxy.undeafen, HASTY, id="deaf-for-longer-than-the-deadline"),
     ],
 )
-def test_a_database_that_is_away_for_ten_seconds_under_load(
+def test_a_database_outage_of_ten_seconds_under_load(
     leave: Callable[[Proxy], None],
     come_back: Callable[[Proxy], None],
     timings: Timings | None,

@@ -44,7 +44,7 @@ def probers(database: Database) -> int:
 
 
 @pytest.mark.verify
-async def test_a_lock_that_keeps_lag_from_being_asked_for_stops_no_delivery(
+async def test_a_lock_that_blocks_lag_queries_stops_no_delivery(
     each_outbox: Database, stage: dict[str, StagedSink], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guarantee G7: the status keeps the last known lag and reports that it is old."""
@@ -133,7 +133,7 @@ async def test_the_states_of_a_relay_that_stops_while_a_batch_is_in_flight(
     assert len(stage["orders"].arrived) == 1
 
 
-async def test_a_relay_goes_on_when_the_other_migration_has_ended(
+async def test_a_relay_continues_after_another_migration_ended(
     each_outbox: Database, stage: dict[str, StagedSink]
 ) -> None:
     with psycopg.connect(each_outbox.url) as person:

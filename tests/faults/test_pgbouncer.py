@@ -74,7 +74,7 @@ async def test_sinks_in_trouble_are_served_behind_a_pooler_too(
 
 
 @pytest.mark.verify
-def test_what_a_dead_relay_held_is_taken_over_once_its_lease_expires(
+def test_partitions_of_a_dead_relay_are_taken_over_once_its_lease_expires(
     outbox: Database, bouncer: PgBouncer, tmp_path: Path
 ) -> None:
     log = tmp_path / "arrived.jsonl"

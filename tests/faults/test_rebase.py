@@ -110,7 +110,7 @@ async def _settled(relay: Relay, *names: str) -> None:
 
 
 @pytest.mark.parametrize("layout", [OURS, RENAMED], ids=["our names", "names of its own"])
-async def test_a_restored_copy_is_refused_and_goes_on_after_a_rebase(
+async def test_a_restored_copy_is_refused_and_continues_after_a_rebase(
     outbox: Database, stage: Stage, elsewhere: PostgresServer, layout: TableLayout
 ) -> None:
     if layout is RENAMED:

@@ -177,7 +177,7 @@ def _count(outbox: Database, table: LiteralString) -> int:
     return int(count)
 
 
-def test_what_an_earlier_session_of_ours_still_holds_is_taken_back_to_be_let_go() -> None:
+def test_cursors_of_an_earlier_session_are_claimed_again_and_released() -> None:
     """Claim and release of a partition that an earlier session of the relay still owns.
 
     The reconnected relay is alive, so no other relay may claim its partitions. Only the relay itself can release them.

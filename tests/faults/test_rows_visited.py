@@ -244,7 +244,7 @@ def test_there_are_thirty_days_of_events(filled: Database) -> None:
     assert days >= DAYS
 
 
-async def test_an_empty_tail_costs_nothing_however_often_it_is_looked_at(at_head: Bench) -> None:
+async def test_an_empty_tail_costs_nothing_however_often_it_is_polled(at_head: Bench) -> None:
     async with at_head.counting() as look:
         for _ in range(100):
             assert (await look.tick()).quiet

@@ -115,7 +115,7 @@ def _suspended(server: PostgresServer) -> Iterator[None]:
         server.resume()
 
 
-def test_what_only_the_lost_primary_had_was_never_published_if_replicated(
+def test_with_replicated_durability_events_of_a_lost_primary_were_never_published(
     primary: PostgresServer,
     awaited: PostgresServer,
     kfake: KafkaServer,
@@ -202,7 +202,7 @@ def _hold_between_transactions(primary: PostgresServer, relays: list[RelayProces
 
 
 @pytest.mark.verify
-def test_a_relay_that_is_sent_to_a_standby_says_what_to_do_and_goes_on_once_it_is_promoted(
+def test_a_relay_on_a_standby_reports_the_remedy_and_continues_after_the_promotion(
     primary: PostgresServer, standby: PostgresServer, kfake: KafkaServer, collector: KafkaCollector, tmp_path: Path
 ) -> None:
     rows = write(primary.url(), 10)

@@ -87,7 +87,7 @@ def test_a_killed_relay_is_taken_over_and_a_new_one_gets_its_share(
     print(f"taken over after {took:.1f} s")  # noqa: T201 - shown with -s
 
 
-def test_a_relay_that_sleeps_through_its_lease_loses_it_and_changes_nothing(
+def test_a_relay_frozen_past_its_lease_loses_it_and_changes_nothing(
     outbox: Database, collector: KafkaCollector, launch: Callable[..., Fleet]
 ) -> None:
     fleet = launch(timings=replace(SWIFT, lease_ttl=4.0), delivery_timeout="2s")  # shorter than a lease

@@ -64,7 +64,7 @@ def two_phase(tmp_path: Path, or_skip: OrSkip) -> Iterator[Database]:
 
 
 @pytest.mark.verify
-async def test_two_phase_commit_works_while_a_relay_sleeps_and_its_events_arrive_when_it_is_decided(
+async def test_two_phase_commit_works_while_a_relay_is_idle_and_its_events_arrive_after_the_commit(
     two_phase: Database, stage: Stage
 ) -> None:
     manifests = outbox_relay(two_phase.url), subscription("orders", STAGED, partitions=2)

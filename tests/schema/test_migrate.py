@@ -55,7 +55,7 @@ async def test_the_first_run_applies_everything_and_the_second_writes_nothing(ea
     assert catalog(each_database) == before
 
 
-async def test_a_database_with_events_gains_what_came_later(
+async def test_a_database_with_events_gets_later_migrations(
     each_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Migrate a database with events, progress and dead letters by one step beyond the known migrations."""

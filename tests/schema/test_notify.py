@@ -183,7 +183,7 @@ def shout_until_it_fails(connection: psycopg.Connection) -> None:
         connection.execute("select pg_notify('other', repeat('x', 7000) || i) from generate_series(1, 9) i")
 
 
-def test_a_queue_that_fills_up_behind_a_stuck_listener_is_left_alone(own_server: PostgresServer) -> None:
+def test_a_notification_queue_that_fills_up_gets_no_more_notifications(own_server: PostgresServer) -> None:
     def usage() -> float:
         ((share,),) = own_server.execute("select pg_notification_queue_usage()")
         return float(share)

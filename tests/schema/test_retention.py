@@ -87,7 +87,7 @@ async def sweep(connection: psycopg.AsyncConnection, **changes: Any) -> Retentio
     return await drop_expired(connection, TableLayout(OUTBOX), **options)
 
 
-async def test_what_everybody_is_past_is_dropped_and_nothing_else(
+async def test_only_time_partitions_that_all_subscriptions_passed_are_dropped(
     outbox: Database, connection: psycopg.AsyncConnection
 ) -> None:
     add_day(outbox)
@@ -108,7 +108,7 @@ async def test_an_outbox_without_subscriptions_keeps_nothing(
     assert (await sweep(connection)).dropped == (NAME,)
 
 
-async def test_undelivered_events_hold_their_partition_and_the_report_says_whose_they_are(
+async def test_undelivered_events_hold_their_time_partition_and_the_report_names_the_subscription(
     outbox: Database, connection: psycopg.AsyncConnection
 ) -> None:
     add_day(outbox)
@@ -123,7 +123,7 @@ async def test_undelivered_events_hold_their_partition_and_the_report_says_whose
     assert (await sweep(connection)).dropped == (NAME,)
 
 
-async def test_what_a_stopped_consumer_has_not_pulled_is_kept_until_the_hard_limit(
+async def test_events_not_pulled_by_a_stopped_consumer_are_kept_until_the_hard_limit(
     outbox: Database, connection: psycopg.AsyncConnection
 ) -> None:
     """A consumer that returns after the limit continues with the remaining events, without an error."""
@@ -303,9 +303,7 @@ async def test_a_relay_that_dies_in_the_middle_of_a_detach_is_succeeded(
     await asyncio.to_thread(writer.writes_on)
 
 
-async def test_what_was_detached_and_not_dropped_is_dropped_if_it_was_ours(
-    outbox: Database, connection: psycopg.AsyncConnection
-) -> None:
+async def test_own_detached_partitions_are_dropped_later(outbox: Database, connection: psycopg.AsyncConnection) -> None:
     theirs = add_day(outbox, OLD + timedelta(days=1))
     add_day(outbox)
     await connection.execute(f"comment on table {NAME} is 'mailboat: expired, being dropped'")
@@ -345,7 +343,7 @@ async def test_two_relays_at_once_do_it_once(outbox: Database, writer: Any) -> N
 # ---- policy Drop --------------------------------------------------------------------------------------------------
 
 
-async def test_a_hard_limit_by_age_drops_and_says_what_was_lost(
+async def test_a_hard_limit_by_age_drops_events_and_reports_the_loss(
     outbox: Database, connection: psycopg.AsyncConnection
 ) -> None:
     add_day(outbox, events=5)
@@ -386,7 +384,7 @@ async def test_a_hard_limit_by_size_gives_up_the_oldest_until_it_fits(
     assert [lost.events for lost in report.lost] == [3]
 
 
-async def test_a_user_that_is_not_the_owner_gets_an_error_that_says_so(outbox: Database) -> None:
+async def test_a_user_that_is_not_the_owner_gets_an_error(outbox: Database) -> None:
     add_day(outbox)
     role = f"relay_{outbox.name}"
     with psycopg.connect(outbox.url) as admin:

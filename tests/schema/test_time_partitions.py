@@ -72,7 +72,7 @@ async def test_eight_at_once_make_each_partition_once(outbox: Database) -> None:
     assert sorted(await asyncio.gather(*[one() for _ in range(8)])) == [0] * 7 + [22]
 
 
-async def test_writers_go_on_while_partitions_are_made_in_a_transaction_that_stays_open(
+async def test_writers_continue_while_time_partitions_are_created_in_an_open_transaction(
     outbox: Database, writer: Any
 ) -> None:
     async with await psycopg.AsyncConnection.connect(outbox.url) as slow:
@@ -117,7 +117,7 @@ async def test_a_plain_user_table_needs_no_time_partitions(connection: psycopg.A
     assert (supply.made, supply.days_ahead) == (0, None)
 
 
-async def test_what_is_no_outbox_is_refused(connection: psycopg.AsyncConnection) -> None:
+async def test_a_table_that_is_no_outbox_is_refused(connection: psycopg.AsyncConnection) -> None:
     for name in ("mailboat.cursors", "pg_catalog.pg_class", "nowhere.at_all"):
         with pytest.raises(SchemaMismatch, match="there is no outbox"):
             await ensure_partitions(connection, name)
@@ -146,7 +146,7 @@ def test_new_partitions_have_everything_that_the_outbox_has(shared_outbox: Datab
     assert valid, "every partition's indexes are attached to the outbox's"
 
 
-async def test_an_outbox_with_names_of_its_own_lives_like_any_other(
+async def test_an_outbox_with_renamed_columns_works_like_any_other(
     outbox: Database, connection: psycopg.AsyncConnection
 ) -> None:
     make_renamed(outbox)

@@ -25,7 +25,7 @@ async def look(url: str, table: str = OUTBOX, **columns: str) -> list[Finding]:
         return await verify(connection, table, columns)
 
 
-async def test_what_migrate_made_is_as_it_must_be(outbox: Database) -> None:
+async def test_verify_accepts_a_migrated_schema(outbox: Database) -> None:
     assert await look(outbox.url) == []
 
 
@@ -241,7 +241,7 @@ async def test_its_sql_changes_no_column_in_use_and_makes_no_event_wrong(outbox:
 
 
 @pytest.mark.parametrize("column", ["payload", "event_type", "key"])
-async def test_a_column_that_only_writers_can_fill_is_not_added_by_itself(outbox: Database, column: str) -> None:
+async def test_a_column_that_only_writers_can_fill_is_not_added(outbox: Database, column: str) -> None:
     outbox.execute("create schema shop")
     outbox.execute("create table shop.bare (id bigint generated always as identity primary key)")
     (finding,) = [each for each in await look(outbox.url, "shop.bare") if each.where == f"shop.bare.{column}"]

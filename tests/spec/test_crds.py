@@ -35,7 +35,7 @@ def generator() -> ModuleType:
 
 
 @pytest.mark.parametrize("path", generator().files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_files_are_what_the_models_say(path: Path) -> None:
+def test_the_files_are_generated_from_the_models(path: Path) -> None:
     assert path.read_text() == generator().files()[path], "run `make crds`"
 
 
@@ -77,7 +77,7 @@ def test_schemas_are_structural() -> None:
         assert "anyOf" not in part or "x-kubernetes-int-or-string" in part
 
 
-def test_what_a_rule_reads_is_limited() -> None:
+def test_fields_read_by_a_rule_are_bounded() -> None:
     """Without limits the API server rejects the CRD, because the estimated cost of a rule is unbounded."""
     for _, path, field in FIELDS:
         if field.get("type") == "string" and path[0] == "spec" and "enum" not in field:
@@ -132,7 +132,7 @@ def with_defaults(schema: Schema, value: Any) -> Any:
     return filled
 
 
-def test_lists_say_how_they_are_merged() -> None:
+def test_lists_declare_how_they_are_merged() -> None:
     kinds = {
         path[-1]: (field.get("x-kubernetes-list-type"), field.get("x-kubernetes-list-map-keys"))
         for _, path, field in FIELDS
@@ -161,14 +161,14 @@ WORDS = st.sampled_from(
 
 
 @given(st.lists(st.tuples(WORDS, st.sampled_from(["", ".", "-", "_"])), min_size=1, max_size=4))
-def test_what_a_rule_takes_for_a_secret_the_models_do_too(words: list[tuple[str, str]]) -> None:
+def test_rules_and_models_agree_on_secrets(words: list[tuple[str, str]]) -> None:
     name = "".join(word + separator for word, separator in words)
     if re.search(SECRET_NAME, name) and not re.search(NOT_THE_SECRET_ITSELF, name):
         assert looks_secret(name)
 
 
 @given(st.lists(st.sampled_from(["u", ":", "pw", "@", "h", "/", "?", "&", "password=", "PassWd=", "x=1", "#"])))
-def test_what_a_rule_takes_for_a_password_in_a_url_the_models_do_too(parts: list[str]) -> None:
+def test_rules_and_models_agree_on_passwords_in_urls(parts: list[str]) -> None:
     url = f"postgresql://{''.join(parts)}"
     if re.search(PASSWORD_IN_URL, url):
         assert holds_password(url)

@@ -54,7 +54,7 @@ def test_the_documented_manifest_is_read(documented: Manifests) -> None:
     assert billing.spec.idempotency.ttl == Duration.parse("720h")
 
 
-def test_what_it_shows_of_a_consumer_are_the_defaults(documented: Manifests) -> None:
+def test_the_documented_consumer_fields_are_the_defaults(documented: Manifests) -> None:
     written = documented.subscriptions[1]
     assert written.spec.source is not None
     assert written.spec.source.kafka is not None
@@ -68,13 +68,11 @@ def test_what_it_shows_of_a_consumer_are_the_defaults(documented: Manifests) -> 
         assert (each.spec.handlers, each.spec.max_attempts) == (32, 4)
 
 
-def test_what_it_shows_of_a_relay_are_the_defaults(documented: Manifests, minimal: Manifests) -> None:
+def test_the_documented_relay_fields_are_the_defaults(documented: Manifests, minimal: Manifests) -> None:
     assert documented.relays == minimal.relays
 
 
-def test_what_it_shows_of_a_subscription_are_the_defaults_but_for_what_has_none(
-    documented: Manifests, minimal: Manifests
-) -> None:
+def test_the_documented_subscription_fields_are_the_defaults(documented: Manifests, minimal: Manifests) -> None:
     written, plain = (manifests.subscriptions[0].manifest()["spec"] for manifests in (documented, minimal))
     written["filter"].pop("eventTypes"), plain["filter"].pop("eventTypes")
     written["delivery"].pop("deadLetter"), written.pop("schemas")
@@ -102,7 +100,7 @@ def test_a_field_left_empty_counts_as_not_given(minimal: Manifests) -> None:
     assert read_documents([("relay", body)]).relays == minimal.relays
 
 
-def test_the_kinds_are_called_as_the_names_say() -> None:
+def test_the_kinds_have_the_names_of_the_module() -> None:
     assert OutboxRelay.model_fields["kind"].default == names.RELAY_KIND
     assert EventSubscription.model_fields["kind"].default == names.SUBSCRIPTION_KIND
     assert OutboxRelay.model_fields["api_version"].default == names.API_VERSION

@@ -31,7 +31,7 @@ FIELDS = dict(every_field())
 
 
 @pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS.keys())
-def test_a_field_says_what_it_is_and_what_its_default_is(field: FieldInfo) -> None:
+def test_a_field_has_a_description_with_its_default(field: FieldInfo) -> None:
     text = field.description or ""
     assert text.endswith(".")
     assert field.is_required() is ("Default: " not in text)
@@ -62,7 +62,7 @@ def test_a_reason_is_named_by_its_value() -> None:
     assert all(reason.name.replace("_", "").lower() == reason.value.lower() for reason in [*Reason, *ConditionType])
 
 
-def test_what_is_exported_is_there() -> None:
+def test_exported_names_exist() -> None:
     assert all(hasattr(mailboat_spec, name) for name in mailboat_spec.__all__)
     assert len(set(mailboat_spec.__all__)) == len(mailboat_spec.__all__)
 

@@ -67,7 +67,7 @@ def test_no_documents_and_empty_ones_make_an_empty_set() -> None:
     assert read_documents([]) == read_documents([("a", None)]) == Manifests(relays=(), subscriptions=())
 
 
-def test_what_kubectl_prints_is_a_config_file() -> None:
+def test_the_output_of_kubectl_is_a_config_file() -> None:
     manifests = read_documents([("out.yaml", yaml.safe_load(FROM_KUBECTL))])
     (relay,), (subscription,) = manifests.relays, manifests.subscriptions
     assert relay.metadata.uid.startswith("6f1c8a4e")
@@ -184,7 +184,7 @@ def test_a_misspelled_relay_is_guessed() -> None:
     assert problem.endswith('no OutboxRelay is called "order" in namespace default; did you mean orders?')
 
 
-def test_a_relay_with_a_problem_of_its_own_is_still_there() -> None:
+def test_a_subscription_may_refer_to_a_relay_with_an_invalid_spec() -> None:
     assert problems(edited(RELAY, spec={}), SUBSCRIPTION) == [
         "orders.yaml, document 1: spec.database: is required: The database that holds the outbox: urlSecretRef, or url."
     ]

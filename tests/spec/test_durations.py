@@ -59,13 +59,13 @@ def test_reads_what_go_reads_and_prints_it_canonically(text: str, seconds: float
         ("9999999h", "between 0s and 2562047h"),
     ],
 )
-def test_refuses_the_rest_and_says_what_to_write(text: str, message: str) -> None:
+def test_other_values_are_refused_with_the_valid_form(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Duration.parse(text)
 
 
 @given(st.integers(min_value=0, max_value=2**63 - 1))
-def test_what_is_printed_reads_back_to_the_same(nanoseconds: int) -> None:
+def test_a_printed_value_parses_to_the_same_value(nanoseconds: int) -> None:
     duration = Duration(nanoseconds)
     assert Duration.parse(str(duration)) == duration
 

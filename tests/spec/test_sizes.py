@@ -39,5 +39,5 @@ def test_refuses_more_than_any_disk_holds() -> None:
 
 
 @given(st.integers(min_value=0, max_value=2**63 - 1))
-def test_what_is_printed_reads_back_to_the_same(size: int) -> None:
+def test_a_printed_value_parses_to_the_same_value(size: int) -> None:
     assert Size.parse(str(Size(size))).bytes == size

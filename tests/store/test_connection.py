@@ -23,7 +23,7 @@ from support.databases import connected
 from support.wait import await_until
 
 
-async def test_what_was_asked_often_by_one_interface_can_be_asked_often_by_the_other(each_database: Database) -> None:
+async def test_both_interfaces_can_repeat_the_same_statement(each_database: Database) -> None:
     async with connected(each_database.url, "work") as link:
         for _ in range(10):  # psycopg prepares a statement at its sixth execution and names it by number
             async with link.autocommit() as cursor:
@@ -35,7 +35,7 @@ async def test_what_was_asked_often_by_one_interface_can_be_asked_often_by_the_o
         assert answers == [(2,)]
 
 
-async def test_what_is_too_large_for_the_socket_is_sent_to_its_end(each_database: Database) -> None:
+async def test_a_statement_larger_than_the_socket_buffer_is_sent_completely(each_database: Database) -> None:
     async with connected(each_database.url, "work", deadline=10.0) as link:
         async with link.autocommit() as cursor:
             await cursor.execute("select pg_backend_pid()")
@@ -55,7 +55,7 @@ async def test_what_is_too_large_for_the_socket_is_sent_to_its_end(each_database
         assert await link.pipeline(work) == 32_000_000
 
 
-async def test_what_takes_longer_the_more_there_is_has_no_deadline_and_all_else_has(each_database: Database) -> None:
+async def test_only_work_that_grows_with_the_data_has_no_deadline(each_database: Database) -> None:
     async with connected(each_database.url, "rebase", deadline=3.0) as link:
         async with link.transaction() as cursor:
             link.take_time()

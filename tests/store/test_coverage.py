@@ -43,13 +43,13 @@ async def test_events_that_no_subscription_matches_are_counted_by_type(outbox: D
     assert "by type: orders.placed (2), invoice.sent (1). They are not delivered." in remark
 
 
-async def test_nothing_is_said_of_events_while_another_relays_subscription_may_take_them(outbox: Database) -> None:
+async def test_unmatched_events_are_not_reported_while_another_relay_may_match_them(outbox: Database) -> None:
     emit(outbox, "invoice.sent")
     await make_known(outbox, event_subscription("of-another-relay"))
     assert (await examined(outbox, ORDERS)).unmatched == {}
 
 
-async def test_a_subscription_that_passed_all_events_of_a_day_without_one_of_its_own_is_idle(outbox: Database) -> None:
+async def test_a_subscription_that_skipped_all_events_of_a_day_is_idle(outbox: Database) -> None:
     await make_known(outbox, ORDERS, RARE)
     emit(outbox, "order.placed")
     assert (await examined(outbox, ORDERS, RARE)).idle == (), "they have not passed the event yet"

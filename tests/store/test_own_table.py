@@ -108,7 +108,7 @@ def kept_headers(database: Database) -> Any:
     return headers
 
 
-async def test_it_is_as_verify_wants_it(own: Database) -> None:
+async def test_verify_accepts_the_result(own: Database) -> None:
     assert await look(own, {"key": "aggregate_id"}) == []
 
 
@@ -134,7 +134,7 @@ async def test_every_kind_of_column_reaches_the_wire_as_text(
     await world.close()
 
 
-async def test_what_is_left_empty_is_filled(own: Database, world: PostgresWorld) -> None:
+async def test_empty_columns_get_defaults(own: Database, world: PostgresWorld) -> None:
     write(own, content_type=None, tags=None)
     relay, (event,) = await carried(world, filter={"tags": {"noneOf": ["eu"]}})
     assert (event.content_type, event.tags) == ("application/json", "{}")
@@ -249,7 +249,7 @@ async def test_a_key_that_fits_into_no_index_is_parked_in_order(own: Database, w
     assert sorted(head.sequence for head in heads) == [1, 3], "the first of each key"
 
 
-async def test_what_no_relay_could_carry_is_found_and_mended(own: Database) -> None:
+async def test_rows_that_no_relay_can_send_are_found_and_repaired(own: Database) -> None:
     own.execute("alter table shop.events alter column event_id drop default, alter column event_id type text")
     own.execute("alter table shop.events alter column event_type drop not null")
     findings = {finding.where: finding for finding in await look(own, {"key": "aggregate_id"})}

@@ -135,9 +135,7 @@ def test_filters_and_the_start_are_heeded(outbox: Database, puller: MakePuller) 
     assert puller().take_all() == ["a-1", "a-4"]
 
 
-def test_what_is_for_others_is_passed_without_an_event_and_an_idle_pull_writes_nothing(
-    outbox: Database, puller: MakePuller
-) -> None:
+def test_a_pull_skips_events_of_others_and_an_idle_pull_writes_nothing(outbox: Database, puller: MakePuller) -> None:
     declare(outbox, partitions=2, filter={"eventTypes": ["wanted"]})
     emit(outbox, "a-1")
     consumer = puller()
@@ -385,7 +383,7 @@ def test_a_group_beyond_the_limit_fails_loudly(outbox: Database, puller: MakePul
 # ---- once, waking, rights -----------------------------------------------------------------------------------------
 
 
-def test_once_says_whether_an_event_is_new_in_the_callers_transaction(outbox: Database, puller: MakePuller) -> None:
+def test_once_returns_whether_an_event_is_new_in_the_callers_transaction(outbox: Database, puller: MakePuller) -> None:
     event = "00000000-0000-0000-0000-000000000001"
     one, two = puller(), puller()
 
@@ -458,7 +456,9 @@ def test_a_consumer_may_pull_what_was_granted_and_nothing_else(outbox: Database,
         ("select * from mailboat.pull('shop/relayed')", "delivered by relays, not pulled"),
     ],
 )
-def test_what_a_caller_does_wrong_is_said(outbox: Database, puller: MakePuller, statement: str, complaint: str) -> None:
+def test_wrong_calls_of_the_pull_functions_are_refused(
+    outbox: Database, puller: MakePuller, statement: str, complaint: str
+) -> None:
     declare(outbox)
     outbox.execute(
         "insert into mailboat.subscriptions (outbox, name, partitions) values ('mailboat.outbox', 'shop/relayed', 1)"

@@ -71,7 +71,7 @@ def url(
             yield bouncer.url(hostile.name)
 
 
-async def test_every_session_has_settings_of_its_own(hostile: Database, url: str) -> None:
+async def test_every_session_has_separate_settings(hostile: Database, url: str) -> None:
     link = await PostgresConnection.open(lambda: url, "work")
     known = {name for (name,) in hostile.server.execute("select lower(name) from pg_settings")}
     expected = {name: value for name, (_, value) in INHERITED.items() if name in known}

@@ -105,7 +105,7 @@ async def test_a_tick_that_holds_some_cursors_and_needs_others_never_deadlocks(
 
 
 @pytest.mark.parametrize("end", [renew, give_up])
-async def test_what_an_owner_parks_while_its_subscription_ends_goes_with_it(
+async def test_events_parked_during_the_deletion_of_a_subscription_are_deleted_with_it(
     each_outbox: Database, link: PostgresConnection, end: Callable[[PostgresConnection], Awaitable[None]]
 ) -> None:
     """Otherwise a new subscription of the same name would deliver events of the old one."""
@@ -121,7 +121,7 @@ async def test_what_an_owner_parks_while_its_subscription_ends_goes_with_it(
     assert each_outbox.execute("select count(*) from mailboat.cursors where position > 0") == [(0,)]
 
 
-async def test_what_a_person_replays_while_the_subscription_ends_goes_with_it(
+async def test_a_replay_during_the_deletion_of_a_subscription_is_deleted_with_it(
     each_outbox: Database, link: PostgresConnection
 ) -> None:
     await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, config_version=ConfigVersion(1, "orders"))

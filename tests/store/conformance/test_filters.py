@@ -55,7 +55,7 @@ async def test_subscriptions_that_are_read_together_get_their_own_events_each(wo
 
 
 @pytest.mark.parametrize("limits", [SETTINGS.limits, ReadLimits(small_rows=2, rows=3)], ids=["small", "large"])
-async def test_what_is_read_for_everybody_goes_to_members_only(
+async def test_a_shared_read_goes_to_members_only(
     world: World, monkeypatch: pytest.MonkeyPatch, limits: ReadLimits
 ) -> None:
     """Beyond a number of sets of subscriptions, sets share statements. Each member still gets only its own events."""

@@ -90,7 +90,7 @@ async def test_dying_while_the_subscription_is_paused_counts_nothing(world: Worl
         assert [relay.cursors[key].crash_count for key in keys] == [counted, counted]
 
 
-async def test_dying_with_nothing_in_hand_counts_nothing(world: World) -> None:
+async def test_a_crash_without_events_in_flight_is_not_counted(world: World) -> None:
     """While the sink is unavailable, a relay settles with ``in_hand=False``."""
     relay = await Relay.start(world, TWO)
     keys = await relay.claim()
@@ -179,7 +179,7 @@ async def test_a_name_can_be_used_by_one_process_only(world: World) -> None:
         await other.join()
 
 
-async def test_the_heartbeat_of_a_relay_that_was_declared_dead_says_so(world: World) -> None:
+async def test_the_heartbeat_of_an_expired_relay_raises(world: World) -> None:
     brief = replace(SETTINGS, lease_ttl=0.01)
     first = await Relay.start(world, TWO, "first", brief)
     await first.claim()

@@ -142,7 +142,7 @@ async def test_a_blocked_head_is_never_due_and_nor_is_what_is_behind_it(world: W
     assert await relay.store.parked_keys(relay.lease(key)) == ({"a"}, 2)
 
 
-async def test_a_doomed_or_suspect_one_says_so(world: World) -> None:
+async def test_a_pending_dead_letter_or_a_suspect_is_marked(world: World) -> None:
     relay, key, (event,) = await parked(world, ("a", 0.0))
     ((_, head),) = await waiting(relay, key, "a")
     doomed = Park(event, 1, 25, 0.0, FAILURE, pending_dead_letter=True, ordinal=head)
@@ -157,7 +157,7 @@ async def test_a_doomed_or_suspect_one_says_so(world: World) -> None:
     assert {head.sequence: head.suspect for head in heads} == {1: False, 2: True}
 
 
-async def test_a_death_ends_it_and_the_key_goes_on(world: World) -> None:
+async def test_a_dead_letter_ends_the_retries_and_its_key_continues(world: World) -> None:
     relay, key, events = await parked(world, ("a", LONG), ("a", None))
     (_, head), _ = await waiting(relay, key, "a")
     await relay.tick(Settlement(relay.lease(key), None, dead=(Dead(events[0], 1, 25, FAILURE, head),)))

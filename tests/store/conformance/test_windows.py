@@ -41,7 +41,7 @@ async def test_a_transaction_that_takes_its_number_first_and_commits_last_is_not
     assert [event.event_id for event in await relay.drained()] == [last]
 
 
-async def test_what_is_rolled_back_never_comes(world: World) -> None:
+async def test_rolled_back_events_are_never_delivered(world: World) -> None:
     relay = await Relay.start(world, ONE)
     await relay.claim()
     writer = world.begin()
@@ -161,7 +161,7 @@ async def test_whole_rows_fit_into_a_read_and_not_payloads_alone(world: World, l
     assert max(map(len, read)) == 2
 
 
-async def test_what_was_read_at_once_before_a_death_is_read_in_parts_after_it(world: World) -> None:
+async def test_a_window_is_read_in_chunks_after_a_crash(world: World) -> None:
     relay = await Relay.start(world, ONE)
     (key,) = await relay.claim()
     await relay.crash()
