@@ -49,9 +49,8 @@ def test_a_writer_emits_in_every_way(outbox: Database, as_writer: str) -> None:
     assert types == [("python",), ("sql",), ("many",), ("by hand",), ("copied",)]
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
+_REFUSED = {
+    "mailboat_writer": [
         "select * from mailboat.outbox",
         "insert into mailboat.outbox (id, event_type) values (1, 'x')",
         "insert into mailboat.outbox (xid, event_type) values ('1', 'x')",
@@ -69,10 +68,21 @@ def test_a_writer_emits_in_every_way(outbox: Database, as_writer: str) -> None:
         "select mailboat.grant_roles()",
         "select mailboat.set_roles('mailboat.outbox', writer => 'postgres')",
     ],
-)
-def test_a_writer_may_do_nothing_else(shared_outbox: Database, statement: str) -> None:
+    "mailboat_relay": [
+        "insert into mailboat.outbox (event_type) values ('forged')",
+        "select mailboat.emit('forged', '{}'::jsonb)",
+        "delete from mailboat.outbox",
+        "insert into mailboat.outboxes (name) values ('pg_catalog.pg_class')",
+        "delete from mailboat.migrations",
+        "select mailboat.create_outbox('mailboat.mine')",
+    ],
+}
+
+
+@pytest.mark.parametrize(("role", "statement"), [(role, each) for role in _REFUSED for each in _REFUSED[role]])
+def test_a_role_may_do_nothing_else(shared_outbox: Database, role: str, statement: str) -> None:
     with (
-        logged_in(shared_outbox, "mailboat_writer") as url,
+        logged_in(shared_outbox, role) as url,
         psycopg.connect(url) as connection,
         pytest.raises(psycopg.errors.InsufficientPrivilege),
     ):
@@ -90,26 +100,6 @@ def test_a_relay_reads_keeps_progress_and_supplies_partitions(outbox: Database, 
         connection.execute("update mailboat.wakeup_requests set active = false")
         connection.execute("delete from mailboat.wakeup_requests")
         assert connection.execute("select mailboat.ensure_partitions('mailboat.outbox', '32 days')").fetchone() == (2,)
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "insert into mailboat.outbox (event_type) values ('forged')",
-        "select mailboat.emit('forged', '{}'::jsonb)",
-        "delete from mailboat.outbox",
-        "insert into mailboat.outboxes (name) values ('pg_catalog.pg_class')",
-        "delete from mailboat.migrations",
-        "select mailboat.create_outbox('mailboat.mine')",
-    ],
-)
-def test_a_relay_may_not_write_events(shared_outbox: Database, statement: str) -> None:
-    with (
-        logged_in(shared_outbox, "mailboat_relay") as url,
-        psycopg.connect(url) as connection,
-        pytest.raises(psycopg.errors.InsufficientPrivilege),
-    ):
-        connection.execute(statement)
 
 
 def test_partitions_made_later_and_outboxes_made_later_work_for_both(
