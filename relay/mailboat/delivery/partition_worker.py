@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 
@@ -218,17 +219,11 @@ class PartitionWorker:
         return self.stream.ready and not self._paused
 
     async def _wait(self) -> None:
-        waiting: set[asyncio.Task[object]] = {asyncio.ensure_future(self._work.wait())}
-        answer = self._flights[0].answer if self._flights else None
-        try:
-            await asyncio.wait(
-                chain(waiting, [answer] if answer else []),
-                timeout=self.parked.seconds_until_due() if self._active and not self._flights else None,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            for task in waiting:
-                task.cancel()
+        """Wait for a change, which includes results of a batch, or until a parked event is due."""
+        left = self.parked.seconds_until_due() if self._active and not self._flights else None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(left) if left is not None else nullcontext():
+                await self._work.wait()
 
     def _may_launch(self) -> bool:
         if not self._inbox or not self._active or self.parked.due() or self.parked.full:
@@ -249,6 +244,8 @@ class PartitionWorker:
         if messages:
             flight.answer = start_publish(self.stream, messages)
             self.stream.passing(Checkpoint.HANDED_OVER)
+        if flight.answer is not None:
+            flight.answer.add_done_callback(lambda _: self._work.set())
         self._flights.append(flight)
 
     def _take(self) -> tuple[InFlightBatch, list[Message]]:
