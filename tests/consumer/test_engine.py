@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mailboat.consumer import Event, Ignore, Refuse, RetryLater
 from mailboat.consumer.broker import claimer
-from mailboat.consumer.broker.interfaces import Answer, Claim
+from mailboat.consumer.broker.interfaces import Answer, Claim, ClaimsUnavailable
 from mailboat.consumer.broker.kafka_offsets import Progress
 from mailboat.consumer.broker.lanes import Lanes
 from support.broker_parts import FakeClaims, FakeSource, record, running
@@ -197,6 +197,31 @@ async def test_an_outage_of_the_claim_store(handle_unclaimed: bool, caplog: pyte
             assert it.engine.state().claims_trouble is None
     assert attempts == [1, 1, 1]
     assert caplog.text.count("Claim store unavailable") == 1
+
+
+async def test_a_claim_without_a_reply_is_released_if_its_partition_was_revoked() -> None:
+    class LostReply(FakeClaims):
+        lost = True
+
+        async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
+            answers = await super().claim(claims)
+            if self.lost:
+                raise ClaimsUnavailable("the reply was lost")
+            return answers
+
+    claims, handled = LostReply(), []
+
+    async def handle(event: Event) -> None:
+        handled.append(event.key)
+
+    async with running(handle, claims=claims) as it:
+        it.source.feed([record("a", 1), record("b", 1, partition=1)])
+        await await_until(lambda: len(claims.states) == 2)
+        await it.engine.revoke([0], 60)
+        claims.lost = False
+        await await_until(lambda: len(it.source.settled) == 1)
+        await await_until(lambda: sorted(claims.states.values()) == [("done", 2), ("failed", 0)])
+    assert handled == ["b"]
 
 
 async def test_nothing_is_settled_before_its_dead_letter_is_written() -> None:

@@ -134,6 +134,7 @@ class FakeClaims:
         return kept
 
     async def release(self, event_ids: Sequence[str]) -> None:
+        event_ids = [each for each in event_ids if self.states.get(each, ("", 0))[0] == "ours"]
         await self._set("failed", event_ids)
         self.states.update({each: ("failed", self.states[each][1] - 1) for each in event_ids})
 

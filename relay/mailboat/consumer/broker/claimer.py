@@ -4,6 +4,10 @@ Claims are made just in time, since an event that is claimed and not started mak
 Handlers that do not wait end within microseconds. If workers run out of claimed events, more events are claimed than
 there are workers: one half of them is handled while the claim store processes the call for the other half.
 
+If the store does not answer a claim, the claim may exist all the same. Its event is claimed again after the outage. If
+its partition was revoked meanwhile, the claim is released then: otherwise the next owner would wait for the end of the
+lease and count an attempt.
+
 An event whose consumers died gets its last attempt alone (the *suspect*): no other handler runs and no other event is
 claimed meanwhile. If the process dies again, that event is the cause, and not one that was handled beside it.
 """
@@ -68,12 +72,17 @@ class Claimer:
         """Workers had no claimed event left at the last answer."""
         self._waits = 0
         """``Workers.waits`` at the last call."""
+        self._unanswered: set[str] = set()
+        """Ids of events that the store may have claimed without an answer."""
 
     async def run(self) -> None:
         in_flight, away = self._in_flight, self._lifecycle.claims_away
         while True:
             self._start_suspect()
             works = self._next_heads()
+            if not works and self._unanswered:
+                await self._release_unanswered()
+                continue
             if not works:
                 in_flight.claim_wake.clear()
                 await in_flight.claim_wake.wait()
@@ -83,14 +92,27 @@ class Claimer:
                 answers = await self._claims.claim([Claim(work.id, work.record.event.replay) for work in works])
                 away.succeeded()
             except ClaimsUnavailable as error:
+                self._unanswered.update(work.id for work in works)
                 await self._without_claims(works, away.failed(str(error)))
                 continue
             finally:
                 in_flight.claiming.difference_update(works)
             self._answered_at, self._starved = time.monotonic(), not in_flight.claimed
+            self._unanswered.difference_update(work.id for work in works)
             for work, answer in zip(works, answers, strict=True):
                 self._answered(work, answer)
             in_flight.wake_worker()
+
+    async def _release_unanswered(self) -> None:
+        """Release claims without an answer, except of events that this process holds."""
+        away = self._lifecycle.claims_away
+        try:
+            await self._claims.release([each for each in self._unanswered if each not in self._in_flight.ids])
+        except ClaimsUnavailable as error:
+            await asyncio.sleep(away.failed(str(error)))
+        else:
+            away.succeeded()
+            self._unanswered.clear()
 
     def _next_heads(self) -> list[Work]:
         """Take ready heads, as many as workers are free. Records for other consumers are settled, second copies
@@ -178,7 +200,7 @@ class Claimer:
             self._lifecycle.mark(work, FAILED, _NEXT_SUSPECT, counted=False)
 
     def _forget(self, work: Work) -> None:
-        """The partition was revoked while the claim was asked for, and there is none to release."""
+        """The partition was revoked while the event was being claimed."""
         self._in_flight.let_go(work)
         self._source.give_back(work.record)
         self._in_flight.lanes.finish(work)
