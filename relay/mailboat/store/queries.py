@@ -1,8 +1,8 @@
 """Statements that read events, composed for a table and a set of subscriptions.
 
-Filters are part of the statement text, so each set of subscriptions that shares a read has its own statement. It is
-composed once and planned once. Two hundred subscriptions form more sets than fit into memory, so the number of sets is
-limited: all further sets read the events of all subscriptions and drop those that match none of their members.
+Filters are part of the statement text. Each subscription has its own statements, and all subscriptions together have
+shared ones. A read for several subscriptions uses the shared statements, with a parameter that selects the partitions
+of its members. So a statement is composed and planned once, and not for every set of subscriptions that reads together.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from mailboat.store.sql import statements
 from mailboat.store.table import COLUMNS, ROW_BYTES, TOO_LARGE_COLUMNS, TableLayout
 
 _SQL = statements("windows")
-
-_MOST_SETS = 32
-"""Maximum number of sets with two or more subscriptions that have separate statements."""
 
 _UNDONE = sql.SQL("not pg_visible_in_snapshot(e.xid, (select settled_snapshot from w))")
 _UNDONE_BEFORE = sql.SQL("not mailboat.settled_before((select previous_layout from w), e.slot, e.xid, e.id)")
@@ -111,35 +108,33 @@ class QueryCache:
             "head": sql.SQL(_SQL["head"]),
             "this_window": sql.SQL(_SQL["this_window"]),
         }
-        self._routes: Mapping[int, SubscriptionQuery] = {}
-        self._composed: dict[tuple[int, ...], ComposedQueries] = {}
+        self._known: tuple[Mapping[int, SubscriptionQuery], dict[tuple[int, ...], ComposedQueries]] = ({}, {})
+        """The subscription set, and its statements so far. Replaced as a whole, because threads compose statements."""
         self.span = sql.SQL(_SQL["span"]).format(**self._fixed).as_bytes()
 
     def route(self, routes_by_number: Mapping[int, SubscriptionQuery]) -> None:
-        """Replace the subscription set. Threads that are composing a statement finish with the previous set."""
-        self._routes, self._composed = routes_by_number, {}
+        """Replace the subscription set."""
+        self._known = (routes_by_number, {})
 
     def for_members(self, members: Iterable[Lease]) -> ComposedQueries:
         """Return the statements that read for these cursors."""
-        numbers = tuple(sorted({lease.key.subscription for lease in members}))
-        known = self._composed
-        if len(numbers) > 1 and numbers not in known and len(known) >= _MOST_SETS + len(self._routes):
-            numbers = tuple(sorted(self._routes))
-        composed = known.get(numbers)
-        if composed is None:
-            composed = known[numbers] = self._compose(numbers)
-        return composed
+        routes_by_number, composed = self._known
+        found = {lease.key.subscription for lease in members}
+        numbers = tuple(found) if len(found) == 1 else tuple(sorted(routes_by_number))
+        if numbers not in composed:
+            composed[numbers] = self._compose({number: routes_by_number[number] for number in numbers})
+        return composed[numbers]
 
-    def _compose(self, numbers: tuple[int, ...]) -> ComposedQueries:
-        subscriptions = {number: self._routes[number].subscription for number in numbers}
+    def _compose(self, queries: Mapping[int, SubscriptionQuery]) -> ComposedQueries:
+        subscriptions = {number: query.subscription for number, query in queries.items()}
         offsets = dict(
-            zip(numbers, accumulate((s.partitions for s in subscriptions.values()), initial=0), strict=False)
+            zip(queries, accumulate((s.partitions for s in subscriptions.values()), initial=0), strict=False)
         )
         wanted = {
-            number: _among_own(self._routes[number].wanted, offsets[number], subscription.partitions)
-            for number, subscription in subscriptions.items()
+            number: _among_own(query.wanted, offsets[number], query.subscription.partitions)
+            for number, query in queries.items()
         }
-        single = len(numbers) == 1
+        single = len(queries) == 1
         parts: dict[str, Any] = {
             **self._fixed,
             "also_routes": sql.SQL("") if single else sql.SQL(", {}").format(routes(wanted)),
