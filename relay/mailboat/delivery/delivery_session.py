@@ -28,8 +28,11 @@ class DeliverySession(Protocol):
     def lease_left(self) -> float:
         """Return the seconds for which this relay may publish under its leases."""
 
-    def settle(self, settlement: Settlement) -> asyncio.Future[None]:
-        """Queue progress and return a future that completes at the commit."""
+    def settle(self, settlement: Settlement) -> None:
+        """Queue progress for the next tick."""
+
+    async def commit(self, settlement: Settlement) -> None:
+        """Queue progress and return after its commit."""
 
     def read(self, reader: WindowFeeder) -> None:
         """Start a reader as a task of the session."""

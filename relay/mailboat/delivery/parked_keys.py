@@ -78,7 +78,7 @@ class ParkedKeys:
         """Load the keys parked by previous owners and rearrange them: the previous ordering setting may differ."""
         if keys := await self._count():
             ordered = self._stream.settings.ordered
-            await self._session.settle(Settlement(self._lease, None, ordered=ordered, arrange=frozenset(keys)))
+            await self._session.commit(Settlement(self._lease, None, ordered=ordered, arrange=frozenset(keys)))
         if self.count:
             self.nudge()
 
@@ -226,7 +226,7 @@ class ParkedKeys:
             if head.suspect and head.ordinal not in self._prepaid
         )
         if counted:
-            await self._session.settle(
+            await self._session.commit(
                 Settlement(self._lease, None, ordered=self._stream.settings.ordered, park=counted)
             )
 
@@ -266,7 +266,7 @@ class ParkedKeys:
         dead = tuple(outcome for _, outcome in outcomes if isinstance(outcome, Dead))
         if unpark or parks or dead:
             ordered = self._stream.settings.ordered
-            await self._session.settle(
+            await self._session.commit(
                 Settlement(self._lease, None, ordered=ordered, unpark=unpark, park=parks, dead=dead)
             )
         for park in parks:

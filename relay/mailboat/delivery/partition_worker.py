@@ -212,7 +212,7 @@ class PartitionWorker:
         """
         if in_flight != self._in_hand:
             self._in_hand = in_flight
-            await self._session.settle(Settlement(self.lease, None, in_hand=in_flight, awaited=True))
+            await self._session.commit(Settlement(self.lease, None, in_hand=in_flight))
 
     @property
     def _active(self) -> bool:
@@ -330,12 +330,12 @@ class PartitionWorker:
             flight.closes,
             park=tuple(flight.asides),
             ordered=self.stream.settings.ordered,
-            awaited=watched,
         )
-        committed = self._session.settle(settlement)
         self.parked.count += len(flight.asides)
         if flight.asides or watched:
-            await committed
+            await self._session.commit(settlement)
+        else:
+            self._session.settle(settlement)
 
     def _survived(self, events: int) -> None:
         """Count events that were delivered without a crash, and relax the precautions."""
@@ -367,7 +367,7 @@ class PartitionWorker:
             window, last = flights[0].window, flights[-1]
             park, dead = await self.parked.dispose(done)
             position, sequence = (last.position, last.sequence) if whole else (done[-1].event.id, done[-1].sequence)
-            await self._session.settle(
+            await self._session.commit(
                 Settlement(
                     self.lease,
                     window.window_snapshot,

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from mailboat.delivery.checkpoints import Checkpoint, Passing, ignore_checkpoint
 from mailboat.delivery.delivery_session import DeliverySession
@@ -123,18 +124,26 @@ class ProgressCommitter:
         entry = self._cursors.get(key)
         return entry.windows if entry is not None else 0
 
-    def settle(self, settlement: Settlement) -> asyncio.Future[None]:
-        """Queue progress and return a future that completes at the commit. Plain progress need not be awaited."""
+    def settle(self, settlement: Settlement) -> None:
+        """Queue progress for the next tick."""
         key = settlement.lease.key
         self._pending[key] = merged(self._pending.get(key), settlement)
         if settlement.closes:
             self._in_flight.discard(key)
+            self._urgent |= not self._can_wait(key)
+        self._wake_event.set()
+
+    async def commit(self, settlement: Settlement) -> None:
+        """Queue progress and return after its commit."""
+        self.settle(settlement)
+        await self._committed()
+
+    async def _committed(self) -> None:
         committed = asyncio.get_running_loop().create_future()
         self._waiting.append(committed)
-        ends = settlement.closes and not self._can_wait(key)
-        self._urgent |= ends or settlement.durable or settlement.awaited
+        self._urgent = True
         self._wake_event.set()
-        return committed
+        await committed
 
     def _can_wait(self, key: CursorKey) -> bool:
         """Return whether the end of a window may be committed with the next event: writers notify, and none has done so
@@ -174,10 +183,8 @@ class ProgressCommitter:
 
     async def settled(self) -> None:
         """Wait until all progress queued so far is committed."""
-        if self._waiting:
-            self._urgent = True
-            self._wake_event.set()
-            await asyncio.wait(set(self._waiting))
+        if self._pending or self._waiting:
+            await self._committed()
         async with self._ticking:  # a running tick has emptied ``_waiting`` and may not have committed yet
             pass
 
@@ -229,15 +236,14 @@ class ProgressCommitter:
             raise
         for each in measured:
             self._note_measuring(each.members, False)
-        asked = [
-            *(lease for group in groups for lease in group.members),
-            *(m for each in measured for m in each.members),
-        ]
-        self._record(settlements, result, {s.lease for s in settlements}.union(asked))
+        self._record(settlements, result)
+        if result.lost:
+            members = chain(*(group.members for group in groups), *(each.members for each in measured))
+            self._note_lost(result.lost, {*members, *(s.lease for s in settlements)})
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-        await self._find_poll_interval(result, looked=bool(groups), by_clock=not waiting and not measured)
+        await self._find_poll_interval(result, looked=bool(groups), by_clock=not settlements and not measured)
 
     def _groups_to_poll(self, settlements: list[Settlement]) -> list[CursorGroup]:
         """Group the closed cursors by ``settled_snapshot``, including the cursors that this tick closes."""
@@ -254,7 +260,7 @@ class ProgressCommitter:
             for settled_snapshot, members in groups.items()
         ]
 
-    def _record(self, settlements: list[Settlement], result: TickResult, spoke_for: set[Lease]) -> None:
+    def _record(self, settlements: list[Settlement], result: TickResult) -> None:
         """Apply the result of a tick. Skip cursors released meanwhile; a cursor claimed again has another lease."""
         for settlement in settlements:
             if settlement.closes and (entry := self._entry(settlement.lease)) is not None:
@@ -275,8 +281,10 @@ class ProgressCommitter:
         for group in result.overflowing:
             self._note_measuring(group.members, True)
             self._measurements[group] = self._session.spawn(self._measure(group))
-        for lease in spoke_for:
-            if lease.key in result.lost and self._entry(lease) is not None:
+
+    def _note_lost(self, lost: Collection[CursorKey], leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            if lease.key in lost and self._entry(lease) is not None:
                 self._session.lease_lost(lease.key)
 
     def _entry(self, lease: Lease) -> _Entry | None:
@@ -362,7 +370,6 @@ def merged(first: Settlement | None, second: Settlement) -> Settlement:
     return replace(
         windowed,
         closes=first.closes or second.closes,
-        awaited=first.awaited or second.awaited,
         park=first.park + second.park,
         unpark=first.unpark + second.unpark,
         dead=first.dead + second.dead,

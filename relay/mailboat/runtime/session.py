@@ -365,9 +365,13 @@ class RelaySession(DeliverySession):
 
     # -- windows -----------------------------------------------------------------------------------------------------
 
-    def settle(self, settlement: Settlement) -> asyncio.Future[None]:
-        """Queue progress and return a future that completes at the commit."""
-        return self.committer.settle(settlement)
+    def settle(self, settlement: Settlement) -> None:
+        """Queue progress for the next tick."""
+        self.committer.settle(settlement)
+
+    async def commit(self, settlement: Settlement) -> None:
+        """Queue progress and return after its commit."""
+        await self.committer.commit(settlement)
 
     def window_opened(self, opened: Opened) -> None:
         """Pass the events of a newly opened window to the workers of its partitions."""

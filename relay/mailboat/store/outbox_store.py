@@ -161,8 +161,6 @@ class Settlement:
     """Only the first parked event of a key may be retried. If False, each parked event is retried separately."""
     arrange: frozenset[str] = frozenset()
     """Keys whose events were parked by a previous owner, possibly with a different value of ``ordered``."""
-    awaited: bool = False
-    """The partition sends nothing more until this settlement is committed."""
     in_hand: bool | None = None
     """True if events are in flight from now on, so that a death of this relay counts as a crash; None: unchanged.
     After a claim, events count as in flight until a settlement sets False."""
