@@ -182,6 +182,23 @@ async def test_a_read_in_progress_fails_if_its_connection_is_closed_at_once(each
         await reading
 
 
+@pytest.mark.parametrize("waiting", [True, False])
+async def test_a_lost_connection_ends_the_wait_for_notifications(database: Database, waiting: bool) -> None:
+    async def wait_until_lost(link: PostgresConnection) -> None:
+        while await link.notified(30.0):
+            pass
+
+    before = len(os.listdir("/proc/self/fd"))
+    async with connected(database.url, "control") as link:
+        await link.listen("mailboat", "mailboat.outbox")
+        wait = asyncio.ensure_future(wait_until_lost(link)) if waiting else None
+        async with connected(database.url, "admin") as other, other.autocommit() as cursor:
+            await cursor.execute("select pg_terminate_backend(%s)", [link.connection.info.backend_pid])
+        with pytest.raises(DatabaseUnavailable):
+            await (wait or wait_until_lost(link))
+    assert len(os.listdir("/proc/self/fd")) == before, "the copy of the socket stayed open"
+
+
 async def test_a_busy_thread_does_not_block_the_shutdown(database: Database) -> None:
     begun, end = threading.Event(), threading.Event()
 

@@ -105,6 +105,20 @@ async def test_a_crash_without_events_in_flight_is_not_counted(world: World) -> 
         assert [relay.cursors[key].crash_count for key in keys] == [counted, counted]
 
 
+async def test_a_crash_after_a_renewal_is_counted(world: World) -> None:
+    """The worker of a renewed cursor publishes without another note that events are in flight."""
+    relay = await Relay.start(world, TWO)
+    keys = await relay.claim()
+    write(world, None, None)
+    await relay.tick()
+    assert not (await relay.store.tick([Settlement(relay.lease(key), None, in_hand=False) for key in keys], [])).lost
+    assert len(await relay.store.renew([relay.lease(key) for key in keys])) == 2
+    await relay.crash()
+    relay = await Relay.start(world, TWO)
+    await relay.claim()
+    assert [relay.cursors[key].crash_count for key in keys] == [1, 1]
+
+
 @clocks
 async def test_a_dead_relay_is_expired_and_its_partitions_are_taken_over(world: World, set_by: timedelta) -> None:
     first, second = await Relay.start(world, TWO, "first"), await Relay.start(world, TWO, "second")

@@ -127,9 +127,10 @@ returning c.subscription_id, c.partition, c.epoch::text, c.settled_snapshot::tex
 
 -- name: renew
 -- Give cursors of this relay a new epoch, without a change of owner. They are found by their current epoch: while a snapshot is
--- held, that lookup passes only the versions since the last claim.
+-- held, that lookup passes only the versions since that epoch began. As after a claim, `released` is false: the next worker may
+-- have events in flight.
 update mailboat.cursors as c
-set epoch = gen_random_uuid()
+set epoch = gen_random_uuid(), released = false
 where c.epoch = any (%(epochs)s::uuid[])
 returning c.subscription_id, c.partition, c.epoch::text, c.settled_snapshot::text, c.window_snapshot::text, c.lowest, c.highest,
           c.position, c.sequence, c.crash_count, c.previous_layout is not null
