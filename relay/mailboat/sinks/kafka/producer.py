@@ -30,7 +30,9 @@ from mailboat.sinks.kafka.producer_share import ProducerShare, ProvenPartitions,
 
 _QUICK: Final = 0.0005  # seconds between polls while reports are due; the loop rounds it up to its next millisecond
 _SLOW: Final = 0.2  # longest poll interval while reports are due
-_IDLE: Final = 2.0  # seconds between polls without a call: only log messages and connection errors of the client are due
+_IDLE: Final = (
+    2.0  # seconds between polls without a call: only log messages and connection errors of the client are due
+)
 _PATIENCE: Final = 0.1  # poll interval as a fraction of the wait so far: avoids 1,000 polls a second on a slow broker
 _UNLIMITED: Final = 2**31
 _MAX_AGE: Final = 6 * 3600.0
