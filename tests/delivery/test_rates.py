@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from mailboat.delivery.histograms import DeliveryRate
+from support.simulation import Fleet
+from support.virtual_time import in_virtual_time
 
 
 def test_a_rate_covers_the_last_ten_seconds_without_the_current_one() -> None:
@@ -27,3 +31,15 @@ def test_a_steady_rate_is_exact(per_second: int) -> None:
     for number in range(30 * per_second):
         rate.add(100 + number / per_second, 1)
     assert rate.at(130.0) == per_second
+
+
+@in_virtual_time
+async def test_delivered_events_count() -> None:
+    fleet = Fleet()
+    fleet.write("a", "b", "c", "d", "e")
+    relay = fleet.start()
+    await fleet.all_settled()
+    assert relay.session is not None
+    (stream,) = relay.session.streams.values()
+    await asyncio.sleep(1)
+    assert stream.meters.rate.at(stream.clock()) == 5.0
