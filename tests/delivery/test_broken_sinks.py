@@ -70,7 +70,7 @@ class Broken(MemorySink):
 
 def status_of(fleet: Fleet, relay: RunningRelay) -> tuple[bool | None, str]:
     assert relay.session is not None, "the relay lives"
-    status = subscription_status(fleet.declared[0], relay.session, Totals(), 0.0)
+    status = subscription_status(fleet.declared[0], relay.session, Totals())
     return status.sink_reachable, status.last_error or ""
 
 
@@ -237,7 +237,7 @@ def test_the_last_error_of_an_ended_pump_has_its_age_until_a_success_clears_it()
 
     def told_after(ended: WorkerCounters) -> tuple[str | None, float | None]:
         totals.add("shop/orders", ended)
-        status = subscription_status(resource, None, totals, 0.0, now=15.0)
+        status = subscription_status(resource, None, totals, now=15.0)
         return status.last_error, status.last_error_age
 
     assert told_after(failed) == ("no broker", 5.0)

@@ -68,10 +68,10 @@ async def test_at_the_limit_of_parked_events_delivery_stops_with_a_condition_unt
     assert relay.session is not None
     (told,) = (record.message for record in caplog.records if "takes nothing new" in record.message)
     assert told.startswith("Partition 0 has 3 parked events")
-    assert subscription_status(fleet.declared[0], relay.session, Totals(), 0.0).last_error == told
+    assert subscription_status(fleet.declared[0], relay.session, Totals()).last_error == told
     fleet.outbox.parked.clear()
     await until(lambda: fleet.arrived() == waiting, "delivery to go on", within=6)
-    assert subscription_status(fleet.declared[0], relay.session, Totals(), 0.0).last_error != told
+    assert subscription_status(fleet.declared[0], relay.session, Totals()).last_error != told
     await fleet.all_settled()
 
 
@@ -122,7 +122,7 @@ async def test_an_unavailable_dead_letter_topic_is_reported_and_does_not_block_h
     (told,) = (record.message for record in caplog.records if "dead-letter topic takes nothing" in record.message)
     assert "no such topic" in told
     assert relay.session is not None
-    status = subscription_status(fleet.declared[0], relay.session, Totals(), 0.0)
+    status = subscription_status(fleet.declared[0], relay.session, Totals())
     assert status.last_error == told
     assert not fleet.outbox.dead
     fleet.sink.dead_topic_away, fleet.sink.seconds = False, 0.0
@@ -130,7 +130,7 @@ async def test_an_unavailable_dead_letter_topic_is_reported_and_does_not_block_h
     assert {dead.event.event_id for dead in fleet.outbox.dead} == poison
     assert {m.event_id for m in fleet.sink.arrived if m.topic == DEAD_TOPIC} == poison
     assert set(refusals.given.values()) == {1}, "G4"
-    assert subscription_status(fleet.declared[0], relay.session, Totals(), 0.0).last_error != told
+    assert subscription_status(fleet.declared[0], relay.session, Totals()).last_error != told
 
 
 @in_virtual_time

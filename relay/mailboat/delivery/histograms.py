@@ -1,4 +1,4 @@
-"""Histograms of one subscription's delivery, for ``/metrics``. They live as long as the relay.
+"""Histograms of one subscription's delivery, for ``/metrics``, and its rate. They live as long as the relay.
 
 Counted per batch, not per event: a relay moves a hundred thousand events per second.
 """
@@ -6,9 +6,44 @@ Counted per batch, not per event: a relay moves a hundred thousand events per se
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+
+_RATE_OVER = 10
+"""Seconds over which a rate is measured."""
+
+
+class DeliveryRate:
+    """Events per second over the last whole seconds.
+
+    Counted when events are delivered, not sampled by a timer: an idle relay must not wake up for its rates.
+    """
+
+    def __init__(self) -> None:
+        self._began: int | None = None
+        """Second of the first event."""
+        self._seconds: deque[tuple[int, int]] = deque()
+        """Recent seconds with events, each with its number of events."""
+
+    def add(self, now: float, events: int) -> None:
+        second, earlier = int(now), 0
+        if self._began is None:
+            self._began = second
+        if self._seconds and self._seconds[-1][0] == second:
+            earlier = self._seconds.pop()[1]
+        self._seconds.append((second, earlier + events))
+        while self._seconds[0][0] < second - _RATE_OVER:
+            self._seconds.popleft()
+
+    def at(self, now: float) -> float:
+        """Return the rate, which leaves out the current second."""
+        end = int(now)
+        if self._began is None or self._began == end:
+            return 0.0
+        events = sum(events for second, events in self._seconds if end - _RATE_OVER <= second < end)
+        return events / min(_RATE_OVER, end - self._began)
 
 
 class Histogram:
@@ -29,7 +64,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class DeliveryHistograms:
-    """Histograms of one subscription in this process."""
+    """Histograms and rate of one subscription in this process."""
 
     latency: Histogram = field(
         default_factory=lambda: Histogram((0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600))
@@ -39,6 +74,7 @@ class DeliveryHistograms:
     """Messages per batch that was passed to the sink."""
     attempts: Histogram = field(default_factory=lambda: Histogram((1, 2, 3, 5, 10, 25)))
     """Attempts that each delivered event took."""
+    rate: DeliveryRate = field(default_factory=DeliveryRate)
 
     def delivered(self, oldest: str, attempts: int, events: int) -> None:
         """Count delivered events; ``oldest`` is the ``created_at`` of the first of them."""

@@ -318,7 +318,7 @@ class PartitionWorker:
         self._flights.popleft()
         watched = self._watched_for > 0
         self._survived(len(flight.events))
-        self.counters.delivered += len(flight.events)
+        self._count_delivered(len(flight.events))
         if flight.events:
             self.counters.note_delivery(self.stream.clock())
             self.stream.meters.delivered(flight.events[0].created_at, 1, len(flight.events))
@@ -336,6 +336,10 @@ class PartitionWorker:
             await self._session.commit(settlement)
         else:
             self._session.settle(settlement)
+
+    def _count_delivered(self, events: int) -> None:
+        self.counters.delivered += events
+        self.stream.meters.rate.add(self.stream.clock(), events)
 
     def _survived(self, events: int) -> None:
         """Count events that were delivered without a crash, and relax the precautions."""
@@ -361,7 +365,7 @@ class PartitionWorker:
         whole = settled_prefix(items) == len(items)
         done = items if whole else items[: settled_prefix(items)]
         self._flights.clear()
-        self.counters.delivered += sum(item.fate is Outcome.DELIVERED for item in done)
+        self._count_delivered(sum(item.fate is Outcome.DELIVERED for item in done))
         if done:
             self._survived(len(done))
             window, last = flights[0].window, flights[-1]

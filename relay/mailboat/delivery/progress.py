@@ -29,7 +29,7 @@ LANDING = 0.004
 all partitions; without the delay, partitions poll separately on alternate ticks."""
 SETTLE_WITHIN = 0.1
 """Longest delay of plain progress, and of the end of a window that can wait, in seconds. Settlements share a write."""
-TURN_OVER = 5.0
+TURN_OVER = 20.0
 """Seconds after which an idle committer updates ``active_at``, which distinguishes an idle committer from a hung
 one."""
 

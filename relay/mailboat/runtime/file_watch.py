@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+from mailboat.sinks.daemon_thread import in_a_thread
 
 LOOK_EVERY: Final = 1.0
 """Poll interval in seconds."""
@@ -56,12 +60,22 @@ async def watch(
     every: float = LOOK_EVERY,
 ) -> None:
     """Call ``changed`` when the files differ from ``seen``, and at each further change, until cancelled."""
-    while True:
-        now = await asyncio.to_thread(fingerprint, paths)  # a volume may hang
-        if now != seen:
-            seen = now
+    ended = threading.Event()
+    try:
+        while True:
+            # In a thread, since a volume may hang. The event loop wakes up for changes only.
+            seen = await in_a_thread(partial(_next_version, paths, seen, every, ended), "file-watch")
             await changed()
-        await asyncio.sleep(every)
+            await asyncio.sleep(every)
+    finally:
+        ended.set()
+
+
+def _next_version(paths: Sequence[Path], seen: object, every: float, ended: threading.Event) -> object:
+    """Block until the files differ from ``seen`` or the watch has ended. Return their fingerprint."""
+    while (now := fingerprint(paths)) == seen and not ended.wait(every):
+        pass
+    return now
 
 
 def secret_versions(folder: Path | None) -> dict[str, str]:

@@ -35,9 +35,9 @@ from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.session import RelaySession
 from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
 from mailboat.runtime.subscription_set import StreamParts
-from mailboat.runtime.subscription_status import delivered, failed_status, stalled, subscription_status
+from mailboat.runtime.subscription_status import failed_status, stalled, subscription_status
 from mailboat.runtime.timings import Timings
-from mailboat.runtime.totals import Rates, Totals
+from mailboat.runtime.totals import Totals
 from mailboat.store.coverage import Coverage
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.postgres import PostgresStore
@@ -93,7 +93,6 @@ class Relay:
         self._timings = timings or Timings()
         self._limits = limits or ReadLimits()
         self._totals = Totals()
-        self._rates = Rates()
         self._schema = SchemaGate(self.name, self._waits)
         self._retention_clock = RetentionClock()
         self._maintenance: Maintenance | None = None
@@ -128,7 +127,6 @@ class Relay:
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set; then finish the batches in flight, settle and release."""
         outage = Outage(_RECONNECT)
-        sampling = asyncio.ensure_future(self._sample_rates())
         try:
             while not stop.is_set():
                 began = self._clock()
@@ -148,7 +146,6 @@ class Relay:
                     await first_of(stop, self._config.changed, timeout=outage.delay(self._random))
             self._enter(RelayState.STOPPING, "stopped")
         finally:
-            sampling.cancel()
             await close_all(parts.sink for parts in self._config.subscription_set.parts.values())
 
     def _enter(self, state: RelayState, message: str = "", reason: Reason | None = None) -> None:
@@ -357,15 +354,7 @@ class Relay:
         if (failed := subscriptions.failed.get(name)) is not None:
             return failed_status(failed, self._totals)
         resource = subscriptions.parts[name].resource
-        return subscription_status(resource, self._session, self._totals, self._rates[name], self._clock())
-
-    async def _sample_rates(self) -> None:
-        while True:
-            now, names = self._clock(), set(self._config.subscription_set.parts)
-            for name in names:
-                self._rates.note(name, now, delivered(name, self._session, self._totals))
-            self._rates.forget_all_but(names)
-            await asyncio.sleep(1.0)
+        return subscription_status(resource, self._session, self._totals, self._clock())
 
 
 def _trouble(maintenance: Maintenance | None) -> str:

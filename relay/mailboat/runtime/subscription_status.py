@@ -46,7 +46,7 @@ def failed_status(failed: InvalidSubscription, totals: Totals) -> SubscriptionSt
 
 
 def subscription_status(
-    resource: EventSubscription, session: RelaySession | None, totals: Totals, rate: float, now: float = 0.0
+    resource: EventSubscription, session: RelaySession | None, totals: Totals, now: float = 0.0
 ) -> SubscriptionStatus:
     """Return the status of a subscription, limited to the partitions that this relay owns or reports.
 
@@ -102,7 +102,7 @@ def subscription_status(
         dead=backlog.dead if backlog else 0,
         published=delivered(name, session, totals),
         refused=totals.refused[name] + sum(p.counters.refused for p in workers.values()),
-        rate=rate,
+        rate=totals.meters[name].rate.at(now),
         sink_reachable=False if trouble else True if stream and stream.ready else None,
         last_error=lasting or past or stale,
         last_error_age=0.0 if lasting or (stale and not past) else past_age,

@@ -29,7 +29,10 @@ from mailboat.sinks.kafka.kafka_errors import EpochResults, Report, is_about_a_t
 from mailboat.sinks.kafka.producer_share import ProducerShare, ProvenPartitions, PublishCall
 
 _QUICK: Final = 0.0005  # seconds between polls while reports are due; the loop rounds it up to its next millisecond
-_SLOW: Final = 0.2  # seconds between polls while none are due: the client may still report connection errors
+_SLOW: Final = 0.2  # longest poll interval while reports are due
+_IDLE: Final = (
+    2.0  # seconds between polls without a call: only log messages and connection errors of the client are due
+)
 _PATIENCE: Final = 0.1  # poll interval as a fraction of the wait so far: avoids 1,000 polls a second on a slow broker
 _UNLIMITED: Final = 2**31
 _MAX_AGE: Final = 6 * 3600.0
@@ -211,7 +214,7 @@ class ProducerEpoch:
         except KafkaException as error:  # ``poll`` raises fatal errors
             self._soon(self._end, Report.of(error.args[0], "", -1))
         finally:
-            pause = min(max(_QUICK, (now - self._heard_at) * _PATIENCE), _SLOW) if self.calls else _SLOW
+            pause = min(max(_QUICK, (now - self._heard_at) * _PATIENCE), _SLOW) if self.calls else _IDLE
             self._timer = self._loop.call_later(pause, self._listen)
 
     def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
