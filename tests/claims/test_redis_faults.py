@@ -13,6 +13,7 @@ import redis.asyncio
 from mailboat.consumer.broker.interfaces import Busy, Claim, Claimed, ClaimsUnavailable, FailedAttempt, Finished
 from mailboat.consumer.claims.redis_health import EVICTS_KEYS, MEMORY_LOST, NOT_REPLICATED
 from mailboat.consumer.claims.redis_store import RedisClaims
+from mailboat.consumer.claims.scripts import Replication
 from mailboat_devservers.ports import free_port
 from mailboat_devservers.proxy import Proxy
 from mailboat_devservers.redis_server import RedisServer, start_cluster, start_redis, start_sentinel, start_valkey
@@ -186,9 +187,11 @@ async def test_a_failover_loses_the_last_writes_at_most(
     proxy = proxy_factory(primary.port)
     wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up")
     store = await store_at(f"redis://127.0.0.1:{proxy.port}", replicas=1)
+    usual, store._replication = store._replication, Replication(1, within=60)  # a busy replica confirms later
     assert await store.claim(E1) == [Claimed(1)]
     assert await store.done(["e1"]) == [True]
     assert not store.problems
+    store._replication = usual
     replica.client().replicaof("no", "one")  # stops the replication
     assert await store.claim([Claim("e2")]) == [Claimed(1)]
     assert [problem.reason for problem in store.problems] == [NOT_REPLICATED]
