@@ -182,7 +182,7 @@ def test_all_relays_compute_the_same_assignment_among_capable_relays(membership:
         {},
     )
 )
-def test_the_figures_of_relays_are_summed(membership: Membership) -> None:
+def test_independent_decisions_agree_on_the_owners(membership: Membership) -> None:
     """If all relays decide on the same membership, no partition is claimed twice, and every relay gets its share.
 
     The shares may change at first, since an owner keeps its partitions, but they become stable.

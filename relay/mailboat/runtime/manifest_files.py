@@ -258,4 +258,4 @@ def not_in_this_release(resource: OutboxRelay | EventSubscription) -> Iterator[P
         message = "is not there yet: use kafka, pubsub, log or a custom sink in this release"
         yield Problem(source, f"spec.sink.{kind}", message)
     if resource.spec.schemas is not None:
-        yield Problem(source, "spec.schemas", "schemas are not checked yet: remove it in this release")
+        yield Problem(source, "spec.schemas", "schemas are not checked in this release: remove the field")

@@ -120,7 +120,8 @@ def pending(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Mig
         if ours.checksum != step.checksum:
             raise SchemaMismatch(
                 f"Migration {step.name} was applied to this database with another content than {ours.name} has in this"
-                " version of Mailboat. Use a released version; create a database of an unreleased one again."
+                " version of Mailboat. If an unreleased version applied it, create the database again; otherwise use"
+                " the version that applied it, or a later one."
             )
     done = {step.version for step in applied}
     return tuple(migration for migration in known if migration.version not in done)
