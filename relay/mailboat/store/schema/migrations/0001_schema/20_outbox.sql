@@ -148,16 +148,18 @@ begin
             ) partition by range (created_at)$table$, canonical, sequence);
         execute format('alter sequence %s owned by %s.id', sequence, canonical);
         execute format('create index on %s (xid)', canonical);
-        execute format('create trigger mailboat_notify after insert on %s for each statement'
-                       ' execute function mailboat.notify_on_insert(%L, %L)',
+        insert into mailboat.outboxes (name, writer, relay)
+        values (canonical, coalesce(create_outbox.writer, 'mailboat_writer'), coalesce(create_outbox.relay, 'mailboat_relay'));
+        -- The insert above created the sequence. The condition saves the call of the function while no relay is idle.
+        execute format('create trigger mailboat_notify after insert on %1$s for each statement'
+                       ' when (pg_catalog.pg_sequence_last_value(%3$L::pg_catalog.regclass) > 0)'
+                       ' execute function mailboat.notify_on_insert(%2$L, %3$L)',
                        canonical, canonical, 'mailboat.wakeup_' || mailboat.key_slot(canonical, 0));
         execute format('comment on table %s is %L', canonical,
                        'A Mailboat outbox: insert events here, or call mailboat.emit(...), in the transaction they belong to.');
         if keeper <> current_user then  -- mailboat.ensure_partitions runs as the schema's owner
             execute format('alter table %s owner to %I', canonical, keeper);
         end if;
-        insert into mailboat.outboxes (name, writer, relay)
-        values (canonical, coalesce(create_outbox.writer, 'mailboat_writer'), coalesce(create_outbox.relay, 'mailboat_relay'));
         perform mailboat.grant_roles();
     elsif not exists (select from mailboat.outboxes o where o.name = canonical) then
         raise exception 'table % exists and is not an outbox made by Mailboat', canonical
