@@ -59,10 +59,12 @@ select exists (select from {outbox} as e where e.{id} <= 0)
 select count(*) from (select from {outbox} as e where e.{xid} is null limit %(most)s) as bounded
 
 -- name: columns
--- The columns of the outbox with their types and defaults, whether each is NOT NULL, and whether it is generated.
-select a.attname, format_type(a.atttypid, null), coalesce(pg_get_expr(d.adbin, d.adrelid), ''), a.attnotnull,
-       a.attgenerated <> ''
+-- The columns of the outbox with their types and defaults, whether each is NOT NULL, and whether it is generated. A domain of
+-- schema mailboat counts as the type that it restricts.
+select a.attname, format_type(case when t.typnamespace = 'mailboat'::regnamespace then t.typbasetype else t.oid end, null),
+       coalesce(pg_get_expr(d.adbin, d.adrelid), ''), a.attnotnull, a.attgenerated <> ''
 from pg_attribute a
+join pg_type t on t.oid = a.atttypid
 left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
 where a.attrelid = to_regclass(%(outbox)s) and a.attnum > 0 and not a.attisdropped
 

@@ -9,6 +9,8 @@ create function mailboat.create_wakeup_sequence() returns trigger
 as $$
 begin
     execute format('create sequence if not exists mailboat.wakeup_%s as bigint minvalue 0 start 0', mailboat.key_slot(new.name, 0));
+    -- The condition of a trigger is evaluated with the rights of the writer.
+    execute format('grant select on sequence mailboat.wakeup_%s to public', mailboat.key_slot(new.name, 0));
     return null;
 end
 $$;
