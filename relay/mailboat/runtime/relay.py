@@ -20,7 +20,7 @@ from datetime import timedelta
 from random import Random
 
 from mailboat.delivery.backoff import Backoff, Outage
-from mailboat.delivery.checkpoints import Passing, ignore_checkpoint
+from mailboat.delivery.checkpoints import CheckpointHook, ignore_checkpoint
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import Clock, Stream
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
@@ -81,7 +81,7 @@ class Relay:
         limits: ReadLimits | None = None,
         clock: Clock = time.monotonic,
         random: Random | None = None,
-        passing: Passing = ignore_checkpoint,
+        on_checkpoint: CheckpointHook = ignore_checkpoint,
     ) -> None:
         """``follows``: the configuration may change at run time, so an invalid one does not end the relay."""
         self.name = full_name(resource)
@@ -89,7 +89,7 @@ class Relay:
         self._identity = identity
         self._clock = clock
         self._random = random or Random()
-        self._passing = passing
+        self._on_checkpoint = on_checkpoint
         self._timings = timings or Timings()
         self._limits = limits or ReadLimits()
         self._totals = Totals()
@@ -206,7 +206,7 @@ class Relay:
             self._timings,
             self._totals,
             self._clock,
-            self._passing,
+            self._on_checkpoint,
             self._oldest_snapshot,
         )
         change = ConfigChange(store, session, self._config.subscription_set, self._stream)
@@ -261,7 +261,7 @@ class Relay:
         return {"relay": self.name, "id": self._identity.id, "outbox": self._config.current.relay.spec.outbox.table}
 
     def _stream(self, parts: StreamParts, subscription: Subscription) -> Stream:
-        stream = parts.stream(subscription, self._clock, self._random, self._passing)
+        stream = parts.stream(subscription, self._clock, self._random, self._on_checkpoint)
         stream.meters = self._totals.meters[parts.name]
         return stream
 

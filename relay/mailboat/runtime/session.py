@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from mailboat.delivery.checkpoints import Checkpoint, Passing
+from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.progress import ProgressCommitter
-from mailboat.delivery.rebalance import decide, living, orphans, reporter
+from mailboat.delivery.rebalance import decide, live_relays, orphans, reporter
 from mailboat.delivery.stream import Clock, Stream
 from mailboat.delivery.window_feeder import WindowFeeder
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError
@@ -68,14 +68,14 @@ class RelaySession(DeliverySession):
         timings: Timings,
         totals: Totals,
         clock: Clock,
-        passing: Passing,
+        on_checkpoint: CheckpointHook,
         oldest_snapshot: Callable[[], timedelta] = timedelta,
     ) -> None:
         self.streams = dict(streams)
         self.subscriptions = dict(subscriptions)
         self.membership: Membership | None = None
         self.lag = LagProbe(store, clock, timings.probe_every)
-        self.committer = ProgressCommitter(store, wake, clock, self, passing)
+        self.committer = ProgressCommitter(store, wake, clock, self, on_checkpoint)
         self.owned: dict[CursorKey, _Owned] = {}
         self.reported: frozenset[int] = frozenset()
         """Pull subscriptions whose lag this relay reports. One relay reports all partitions of a subscription."""
@@ -86,7 +86,7 @@ class RelaySession(DeliverySession):
         self._timings = timings
         self._totals = totals
         self._clock = clock
-        self._passing = passing
+        self._on_checkpoint = on_checkpoint
         self._oldest_snapshot = oldest_snapshot
         self._readers: set[WindowFeeder] = set()
         self._leaving: set[CursorKey] = set()
@@ -158,7 +158,7 @@ class RelaySession(DeliverySession):
         await open_sink(stream)
         for key, owned in self.owned.items():
             if key.subscription == stream.number:
-                owned.worker.nudge()
+                owned.worker.check_parked()
         await await_dead_letter_topic(stream)
 
     # -- ownership ---------------------------------------------------------------------------------------------------
@@ -190,8 +190,8 @@ class RelaySession(DeliverySession):
         before, self.membership = self.membership, membership
         now = self._clock()
         self._notice_changes(membership.subscriptions)
-        alive = living(membership)
-        self._log_peers(alive, living(before) if before is not None else {self._me})
+        alive = live_relays(membership)
+        self._log_peers(alive, live_relays(before) if before is not None else {self._me})
         self.reported = frozenset(
             number
             for number, stream in self.streams.items()
@@ -207,7 +207,7 @@ class RelaySession(DeliverySession):
         moves = decide(self._me, membership, held, self._unheld_since, now, self._timings.grace)
         for key, owned in self.owned.items():
             if key in membership.due:
-                owned.worker.nudge()
+                owned.worker.check_parked()
             elif not owned.worker.starving:
                 owned.worker.wake()
         self._let_go(moves.release - self._leaving)
@@ -289,9 +289,9 @@ class RelaySession(DeliverySession):
                 reopened[cursor.window][key] = worker
             started.append(key)
         if self.owned:
-            self._passing(Checkpoint.CLAIMED)
+            self._on_checkpoint(Checkpoint.CLAIMED)
         for window, members in reopened.items():
-            self.read(WindowFeeder(self._store, window, members, self, self._passing))
+            self.read(WindowFeeder(self._store, window, members, self, self._on_checkpoint))
         if withdrawn:
             await self._store.release(withdrawn)
         return started
@@ -347,7 +347,7 @@ class RelaySession(DeliverySession):
         elif not keep:
             await self._store.release(leases)
         self._leaving -= leaving.keys()
-        self._passing(Checkpoint.RELEASED)
+        self._on_checkpoint(Checkpoint.RELEASED)
 
     def lease_lost(self, key: CursorKey) -> None:
         """Stop the worker of a partition that another relay owns, without settling (G5)."""
@@ -380,7 +380,7 @@ class RelaySession(DeliverySession):
             lease.key: owned.worker for lease, owned in mine if owned is not None and owned.worker.lease == lease
         }
         if opened.events is None:
-            self.read(WindowFeeder(self._store, opened.window, workers, self, self._passing))
+            self.read(WindowFeeder(self._store, opened.window, workers, self, self._on_checkpoint))
             return
         for key, worker in workers.items():
             events = opened.events[key]

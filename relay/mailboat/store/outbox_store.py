@@ -161,7 +161,7 @@ class Settlement:
     """Only the first parked event of a key may be retried. If False, each parked event is retried separately."""
     arrange: frozenset[str] = frozenset()
     """Keys whose events were parked by a previous owner, possibly with a different value of ``ordered``."""
-    in_hand: bool | None = None
+    in_flight: bool | None = None
     """True if events are in flight from now on, so that a death of this relay counts as a crash; None: unchanged.
     After a claim, events count as in flight until a settlement sets False."""
 
@@ -333,10 +333,10 @@ class OutboxStore(Protocol):
         """
         ...
 
-    async def read(self, window: Window, members: Sequence[Lease], after: int, *, deaths: int = 0) -> Chunk:
+    async def read(self, window: Window, members: Sequence[Lease], after: int, *, crash_count: int = 0) -> Chunk:
         """Return the next chunk of an open window after the id ``after``, routed to the members.
 
-        ``deaths`` is the crash count at this position. The higher it is, the smaller the chunk.
+        ``crash_count`` is the crash count at this position. The higher it is, the smaller the chunk.
         """
         ...
 

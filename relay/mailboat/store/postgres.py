@@ -224,8 +224,8 @@ class PostgresStore:
             finally:
                 await link.close()
 
-    async def read(self, window: Window, members: Sequence[Lease], after: int, *, deaths: int = 0) -> Chunk:
-        return await self._reads.read(await self._link("read"), window, members, after, deaths=deaths)
+    async def read(self, window: Window, members: Sequence[Lease], after: int, *, crash_count: int = 0) -> Chunk:
+        return await self._reads.read(await self._link("read"), window, members, after, crash_count=crash_count)
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
         return await self._parking.keys(await self._link("work"), lease)

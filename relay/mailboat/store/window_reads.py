@@ -69,13 +69,13 @@ class WindowReads:
         return lambda: None
 
     async def read(
-        self, link: PostgresConnection, window: Window, members: Sequence[Lease], after: int, *, deaths: int
+        self, link: PostgresConnection, window: Window, members: Sequence[Lease], after: int, *, crash_count: int
     ) -> Chunk:
         """Return the next chunk after ``after``.
 
         If all leases were lost, return an empty last chunk. The next settlement reports the loss.
         """
-        limits = self._limits.after(deaths)
+        limits = self._limits.after(crash_count)
         return await link.read(lambda pipeline: self._read(pipeline, window, members, after, limits))
 
     def _read(

@@ -205,10 +205,10 @@ class Windows:
             answers.append(pipeline.send(_SQL["settle"], progress))
         if parked_only:
             answers.append(pipeline.send(_SQL["fence"], {"epochs": [s.lease.epoch for s in parked_only]}))
-        told = [s for s in settlements if s.in_hand is not None]
+        told = [s for s in settlements if s.in_flight is not None]
         if told:
-            in_hand = {"epochs": [s.lease.epoch for s in told], "in_hand": [s.in_hand for s in told]}
-            pipeline.send(_SQL["hands"], in_hand)
+            in_flight = {"epochs": [s.lease.epoch for s in told], "in_hand": [s.in_flight for s in told]}
+            pipeline.send(_SQL["hands"], in_flight)
         return _Settled(closing, answers)
 
     def _ask(self, pipeline: Pipeline, group: CursorGroup, server: Server, *, checks: bool = True) -> Cursor[Row]:

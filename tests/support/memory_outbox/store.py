@@ -261,13 +261,13 @@ class MemoryStore:
             if cursor.window_snapshot != settlement.window_snapshot:
                 return False
             cursor.settle(settlement)
-        if settlement.in_hand is not None:
-            cursor.released = not settlement.in_hand
+        if settlement.in_flight is not None:
+            cursor.released = not settlement.in_flight
         self._set_aside(settlement)
         return True
 
-    async def read(self, window: Window, members: Sequence[Lease], after: int, *, deaths: int = 0) -> Chunk:
-        return await self._step(partial(self._read, window, members, after, self._settings.limits.after(deaths)))
+    async def read(self, window: Window, members: Sequence[Lease], after: int, *, crash_count: int = 0) -> Chunk:
+        return await self._step(partial(self._read, window, members, after, self._settings.limits.after(crash_count)))
 
     def _read(self, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits) -> Chunk:
         if not any(
