@@ -16,7 +16,7 @@ from mailboat.delivery.progress import merged
 from mailboat.delivery.rebalance import decide, orphans, targets
 from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
 from mailboat.model import OutboxEvent
-from mailboat.runtime.session import _most_telling
+from mailboat.runtime.session import _primary_error
 from mailboat.store.fan_out import fan_out, fan_out_single
 from mailboat.store.outbox_store import (
     CursorKey,
@@ -348,16 +348,16 @@ def test_every_event_goes_to_the_matching_members_and_to_no_others(
     subscriptions = {n: Subscription(n, f"s{n}", partitions, 1, False) for n, partitions in ((1, 3), (2, 5))}
     members = frozenset(CursorKey(*pair) for pair in chosen if pair[1] < subscriptions[pair[0]].partitions)
     rows = [(event(n, slot=slot), sorted(matching)) for n, (slot, matching) in enumerate(found, 1)]
-    lanes = fan_out(rows, subscriptions, members)
+    routed = fan_out(rows, subscriptions, members)
     expected = {
         key: [e for e, matching in rows if key.subscription in matching and e.slot % partitions == key.partition]
         for key in members
         if (partitions := subscriptions[key.subscription].partitions)
     }
-    assert lanes == {key: lane for key, lane in expected.items() if lane}
+    assert routed == {key: events for key, events in expected.items() if events}
     for number, known in subscriptions.items():
         alone = fan_out_single([e for e, matching in rows if number in matching], known, members)
-        assert alone == {key: lane for key, lane in lanes.items() if key.subscription == number}
+        assert alone == {key: events for key, events in routed.items() if key.subscription == number}
 
 
 # -- the end of a session --------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def test_of_several_errors_a_mailboat_error_ends_the_session_and_the_others_are_
     errors = ExceptionGroup(
         "all of them", [KeyError("x"), ExceptionGroup("", [away, KeyError("x"), LeaseLost("gone"), away])]
     )
-    assert _most_telling(errors) is away
+    assert _primary_error(errors) is away
     assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["KeyError", "gone"]
     assert caplog.records[0].exc_info, "a bug is told with its traceback"
-    assert _most_telling(ExceptionGroup("", [error := KeyError("y")])) is error
+    assert _primary_error(ExceptionGroup("", [error := KeyError("y")])) is error

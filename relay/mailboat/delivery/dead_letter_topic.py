@@ -58,8 +58,8 @@ class DeadLetterPublisher:
             if is_exhaustion(error):
                 self._mark_unavailable(exhausted())
                 return False
-            what = f"Event {notice.event.event_id} is dead, and the dead-letter topic did not get it"
-            log_origin(f"{what}; `mailboat dlq show` has it", error, stream.name)
+            text = f"Event {notice.event.event_id} is dead, and the dead-letter topic did not get it"
+            log_origin(f"{text}; `mailboat dlq show` has it", error, stream.name)
             return True
         if refused is None:
             if stream.clock() < stream.dead_topic.not_before or self.retry_loop.stopping:

@@ -336,14 +336,14 @@ class ProgressCommitter:
             if self._wakeup_requested and (
                 self._poll_interval.crowded(now) or not self._poll_interval.notified or not polled
             ):
-                await self._store.awake()
+                await self._store.disable_wakeups()
                 self._poll_interval, self._wakeup_requested = self._poll_interval.unnotified(), False
             return
         if notified:  # perhaps by an event that was committed after the poll
             return
         poll_interval = before.quiet(now)
         if poll_interval.should_idle(now):
-            await self._store.sleep()
+            await self._store.enable_wakeups()
             poll_interval, self._wakeup_requested = poll_interval.idled(), True
             self._urgent = True  # poll once more for events committed before writers were asked to notify
         elif before.idle:

@@ -58,9 +58,9 @@ class StreamParts:
 
     def continues(self, before: StreamParts) -> bool:
         """Return whether the delivery started with ``before`` can continue unchanged. A pause does not interrupt it."""
-        mine, its = self.resource, before.resource
-        same_spec = mine.spec == its.spec.model_copy(update={"state": mine.spec.state})
-        return same_spec and mine.metadata.uid == its.metadata.uid and self.sink is before.sink
+        new, old = self.resource, before.resource
+        same_spec = new.spec == old.spec.model_copy(update={"state": new.spec.state})
+        return same_spec and new.metadata.uid == old.metadata.uid and self.sink is before.sink
 
     def stream(self, subscription: Subscription, clock: Clock, random: Random, on_checkpoint: CheckpointHook) -> Stream:
         """Create the stream for one connected period."""

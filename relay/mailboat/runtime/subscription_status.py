@@ -60,12 +60,12 @@ def subscription_status(
         else {}
     )
     backlog = session.lag.backlogs.get(number) if session and number is not None else None
-    at_rest = session is not None and number is not None and session.at_rest(number)
+    caught_up = session is not None and number is not None and session.caught_up(number)
     probe_error = session.lag.errors.get(number) if session and number is not None else None
-    unknown = Lag(0, None, bounded=probe_error is not None and not at_rest)
+    unknown = Lag(0, None, bounded=probe_error is not None and not caught_up)
     owned = []
     for partition, worker in sorted(workers.items()):
-        lag = backlog.partitions.get(partition, Lag(0, None)) if backlog and not at_rest else unknown
+        lag = backlog.partitions.get(partition, Lag(0, None)) if backlog and not caught_up else unknown
         pending = max(lag.pending, worker.pending)
         owned.append(
             PartitionStatus(

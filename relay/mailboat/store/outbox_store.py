@@ -355,19 +355,22 @@ class OutboxStore(Protocol):
         """Return the first parked events of a key in sending order, with the same limits as ``due``."""
         ...
 
-    async def sleep(self) -> None:
+    async def enable_wakeups(self) -> None:
         """Enable wake-ups (NOTIFY) from writers before this relay becomes idle."""
         ...
 
-    async def awake(self) -> None:
+    async def disable_wakeups(self) -> None:
         """Disable wake-ups from writers."""
         ...
 
     async def undecided_writers(self) -> bool:
-        """Return True if a transaction open at the last ``sleep`` is still open: it may commit without a wake-up."""
+        """Return True if a transaction open at the last ``enable_wakeups`` is still open.
+
+        It may commit without a wake-up.
+        """
         ...
 
-    async def rest(self) -> None:
+    async def close_unused(self) -> None:
         """Close the resources that only an owner of partitions needs. Called when this relay owns none."""
         ...
 

@@ -111,9 +111,9 @@ class MemoryStore:
         relay = MemoryRelay(self._me.incarnation, self._serves, self._outbox.now(), self._settings.lease_ttl)
         self._outbox.relays[self._me.id] = relay
 
-    async def rest(self) -> None:
+    async def close_unused(self) -> None:
         """Disable wake-ups. Called when this relay owns no partition."""
-        await self.awake()
+        await self.disable_wakeups()
 
     async def close(self, *, leave: bool) -> None:
         mine = self._outbox.relays.get(self._me.id)
@@ -345,14 +345,14 @@ class MemoryStore:
         self._bell.clear()
         return True
 
-    async def sleep(self) -> None:
+    async def enable_wakeups(self) -> None:
         await self._step(self._sleep)
 
     def _sleep(self) -> None:
         self._outbox.bells[self._me.id] = self._bell
         self._horizon = self._outbox.snapshot().xmax
 
-    async def awake(self) -> None:
+    async def disable_wakeups(self) -> None:
         await self._step(lambda: self._outbox.bells.pop(self._me.id, None))
 
     async def undecided_writers(self) -> bool:
