@@ -190,9 +190,9 @@ class MessageEncoder:
 
     def _stamp(self, attempt: int, replay: bool) -> Headers:
         """Return the header template: the names that every message has, in order, with their common values."""
-        known = self._stamps.get((attempt, replay))
-        if known is not None:
-            return known
+        cached = self._stamps.get((attempt, replay))
+        if cached is not None:
+            return cached
         if len(self._stamps) >= _MAX_STAMPS:
             self._stamps.clear()
         stamp: Headers = {}

@@ -10,13 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mailboat.delivery.backoff import Backoff, Outage, RetryPolicy
-from mailboat.delivery.outcomes import Attempt, Outcome, judge, set_aside, settled_prefix
+from mailboat.delivery.outcomes import Attempt, Outcome, evaluate, set_aside, settled_prefix
 from mailboat.delivery.poll_interval import LINGER, PollInterval, WakeSettings
 from mailboat.delivery.progress import merged
 from mailboat.delivery.rebalance import decide, orphans, targets
 from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
 from mailboat.model import OutboxEvent
-from mailboat.runtime.session import _most_telling
+from mailboat.runtime.session import _primary_error
 from mailboat.store.fan_out import fan_out, fan_out_single
 from mailboat.store.outbox_store import (
     CursorKey,
@@ -259,50 +259,50 @@ _ERRORS: dict[str, DeliveryError] = {
 @given(st.lists(st.tuples(st.sampled_from([None, "a", "b"]), ANSWERS), min_size=1, max_size=12), st.booleans())
 def test_no_event_of_a_key_passes_a_refused_one(sent: list[tuple[str | None, str]], ordered: bool) -> None:
     items = [Attempt(event(n, key), n) for n, (key, _) in enumerate(sent, 1)]
-    round = judge(items, {n: _ERRORS[answer] for n, (_, answer) in enumerate(sent) if answer != "delivered"})
+    round = evaluate(items, {n: _ERRORS[answer] for n, (_, answer) in enumerate(sent) if answer != "delivered"})
     set_aside(items, (), ordered=ordered)
-    before = [item.fate for item in items]
+    before = [item.outcome for item in items]
     set_aside(items, (), ordered=ordered)
-    assert [item.fate for item in items] == before, "asking again changes nothing"
+    assert [item.outcome for item in items] == before, "asking again changes nothing"
     refused: set[str] = set()
     for item, (key, answer) in zip(items, sent, strict=True):
         if answer == "delivered":
-            assert item.fate is Outcome.DELIVERED
+            assert item.outcome is Outcome.DELIVERED
         if key is not None and ordered and key in refused and answer != "delivered":
-            assert item.fate is Outcome.ASIDE
+            assert item.outcome is Outcome.ASIDE
             assert item.refusal is None
         elif answer == "refused":
-            assert item.fate is Outcome.REFUSED
+            assert item.outcome is Outcome.REFUSED
             refused |= {key} if key else set()
         elif answer in ("away", "undecided"):
-            assert item.fate is Outcome.PENDING
+            assert item.outcome is Outcome.PENDING
     if "away" in [answer for _, answer in sent]:
-        assert round.away is not None
+        assert round.unavailable is not None
         assert not round.one_by_one
-    if any(item.fate is Outcome.PENDING for item in items):
-        assert round.away or round.one_by_one or "refused" in [answer for _, answer in sent]
+    if any(item.outcome is Outcome.PENDING for item in items):
+        assert round.unavailable or round.one_by_one or "refused" in [answer for _, answer in sent]
 
 
 def test_events_of_a_parked_key_are_set_aside_unless_unordered() -> None:
     items = [Attempt(event(1, "a"), 1), Attempt(event(2, "b"), 2), Attempt(event(3), 3)]
     set_aside(items, {"a"}, ordered=False)
-    assert {item.fate for item in items} == {Outcome.PENDING}
+    assert {item.outcome for item in items} == {Outcome.PENDING}
     set_aside(items, {"a"})
-    assert [item.fate for item in items] == [Outcome.ASIDE, Outcome.PENDING, Outcome.PENDING]
+    assert [item.outcome for item in items] == [Outcome.ASIDE, Outcome.PENDING, Outcome.PENDING]
 
 
 def test_a_sink_without_a_result_for_a_message_counts_as_unavailable() -> None:
     (item,) = items = [Attempt(event(1), 1)]
-    assert judge(items, {0: Undecided("?")}).away is not None
-    assert item.fate is Outcome.PENDING
+    assert evaluate(items, {0: Undecided("?")}).unavailable is not None
+    assert item.outcome is Outcome.PENDING
 
 
 @given(st.lists(st.sampled_from(list(Outcome)), max_size=10))
-def test_progress_reaches_up_to_the_first_that_is_pending(fates: list[Outcome]) -> None:
-    items = [Attempt(event(n), n, fate) for n, fate in enumerate(fates)]
+def test_progress_reaches_up_to_the_first_that_is_pending(outcomes: list[Outcome]) -> None:
+    items = [Attempt(event(n), n, outcome) for n, outcome in enumerate(outcomes)]
     prefix = settled_prefix(items)
-    assert all(fate is not Outcome.PENDING for fate in fates[:prefix])
-    assert prefix == len(fates) or fates[prefix] is Outcome.PENDING
+    assert all(outcome is not Outcome.PENDING for outcome in outcomes[:prefix])
+    assert prefix == len(outcomes) or outcomes[prefix] is Outcome.PENDING
 
 
 # -- merging ---------------------------------------------------------------------------------------------------------
@@ -348,16 +348,16 @@ def test_every_event_goes_to_the_matching_members_and_to_no_others(
     subscriptions = {n: Subscription(n, f"s{n}", partitions, 1, False) for n, partitions in ((1, 3), (2, 5))}
     members = frozenset(CursorKey(*pair) for pair in chosen if pair[1] < subscriptions[pair[0]].partitions)
     rows = [(event(n, slot=slot), sorted(matching)) for n, (slot, matching) in enumerate(found, 1)]
-    lanes = fan_out(rows, subscriptions, members)
+    routed = fan_out(rows, subscriptions, members)
     expected = {
         key: [e for e, matching in rows if key.subscription in matching and e.slot % partitions == key.partition]
         for key in members
         if (partitions := subscriptions[key.subscription].partitions)
     }
-    assert lanes == {key: lane for key, lane in expected.items() if lane}
+    assert routed == {key: events for key, events in expected.items() if events}
     for number, known in subscriptions.items():
         alone = fan_out_single([e for e, matching in rows if number in matching], known, members)
-        assert alone == {key: lane for key, lane in lanes.items() if key.subscription == number}
+        assert alone == {key: events for key, events in routed.items() if key.subscription == number}
 
 
 # -- the end of a session --------------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def test_of_several_errors_a_mailboat_error_ends_the_session_and_the_others_are_
     errors = ExceptionGroup(
         "all of them", [KeyError("x"), ExceptionGroup("", [away, KeyError("x"), LeaseLost("gone"), away])]
     )
-    assert _most_telling(errors) is away
+    assert _primary_error(errors) is away
     assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["KeyError", "gone"]
     assert caplog.records[0].exc_info, "a bug is told with its traceback"
-    assert _most_telling(ExceptionGroup("", [error := KeyError("y")])) is error
+    assert _primary_error(ExceptionGroup("", [error := KeyError("y")])) is error

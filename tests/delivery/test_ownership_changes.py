@@ -69,7 +69,7 @@ async def test_an_orderly_stop_finishes_the_batch_in_flight_and_the_next_relay_r
 @in_virtual_time
 async def test_a_killed_relay_is_taken_over_and_duplicates_carry_the_same_numbers() -> None:
     points: list[Checkpoint] = []
-    fleet = Fleet(passing=points.append)
+    fleet = Fleet(on_checkpoint=points.append)
     events = [event.event_id for event in fleet.write(*"abcdefgh")]
     fleet.start("first")
     fleet.start("second")

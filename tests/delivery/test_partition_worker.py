@@ -138,7 +138,7 @@ async def test_an_outage_costs_no_attempt_and_delivery_resumes() -> None:
     await asyncio.sleep(30)
     assert relay.session is not None
     (owned,) = relay.session.owned.values()
-    assert owned.worker.counters.away == "no route to host"
+    assert owned.worker.counters.unavailable == "no route to host"
     assert not fleet.arrived()
     fleet.sink.come_back()
     await until(lambda: len(fleet.arrived()) == 9, "delivery", within=10)
@@ -146,7 +146,7 @@ async def test_an_outage_costs_no_attempt_and_delivery_resumes() -> None:
     assert fleet.arrived() == events
     assert {attempt_number(m) for m in fleet.sink.arrived} == {1}
     assert not fleet.outbox.dead
-    assert owned.worker.counters.away is None
+    assert owned.worker.counters.unavailable is None
 
 
 async def paused_during_an_outage(fleet: Fleet) -> list[str]:
@@ -309,7 +309,7 @@ async def test_a_refusal_in_a_later_flight_is_not_overtaken_while_an_earlier_one
     assert isinstance(fleet.sink, SlowFirst)
     events = [event.event_id for event in fleet.write("b", "a", "a", "a")]
     fleet.start()
-    await until(lambda: fleet.sink.calls >= 2, "two flights")  # type: ignore[attr-defined]
+    await until(lambda: fleet.sink.calls >= 2, "two batches in flight")  # type: ignore[attr-defined]
     await asyncio.sleep(0.5)
     fleet.sink.first.set()
     await fleet.all_settled()

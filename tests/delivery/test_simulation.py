@@ -140,7 +140,7 @@ async def simulate(seed: int) -> tuple[Fleet, History]:
     stops = random.random() < 0.7
     history = History([], Refusals())
 
-    def passing(point: Checkpoint) -> None:
+    def on_checkpoint(point: Checkpoint) -> None:
         history.suspects.update(row.event.event_id for row in fleet.outbox.parked.values() if row.suspect)
 
     def sink() -> MemorySink:
@@ -157,7 +157,7 @@ async def simulate(seed: int) -> tuple[Fleet, History]:
         limits=random.choice([ReadLimits(), ReadLimits(small_rows=2, rows=2), ReadLimits(bytes=30)]),
         random=random,
         new_sink=sink,
-        passing=passing,
+        on_checkpoint=on_checkpoint,
         timings=replace(TIMINGS, renew_after=2),
         oldest_snapshot=timedelta(hours=random.choice([0, 1])),
     )

@@ -104,7 +104,7 @@ async def asleep(database: Database) -> PostgresStore:
     identity = RelayIdentity("the only one", str(uuid.uuid4()))
     store = await PostgresStore.open(lambda: database.url, identity, StoreSettings())
     await store.join()
-    await store.sleep()
+    await store.enable_wakeups()
     return store
 
 

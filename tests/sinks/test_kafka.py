@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from mailboat.errors import ConfigError, EventRefused, SinkUnavailable
 from mailboat.model import Message
 from mailboat.sinks.kafka import KafkaSink
-from mailboat.sinks.kafka.kafka_errors import Report, more_telling, no_answer
+from mailboat.sinks.kafka.kafka_errors import Report, more_specific, no_answer
 from mailboat.sinks.kafka.librdkafka_settings import producer_settings
 from mailboat.sinks.kafka.topic import TopicFacts, describe_topics
 from mailboat_spec.resources import kafka_settings
@@ -74,7 +74,7 @@ def test_a_refused_login_is_reported_although_the_broker_closes_the_connection(m
 def test_the_cause_is_kept_and_its_consequences_are_not(codes: tuple[int, ...], kept: int | None) -> None:
     report: Report | None = None
     for code in codes:
-        report = more_telling(report, Report.of(KafkaError(code), "orders", -1))
+        report = more_specific(report, Report.of(KafkaError(code), "orders", -1))
     assert (report and report.code) == kept
 
 
@@ -189,7 +189,9 @@ async def test_the_size_limit_is_that_of_the_topic(kafka: KafkaBackend, opened: 
 async def test_an_outdated_limit_is_refreshed_before_an_event_is_refused_for_good(
     kafka: KafkaBackend, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mailboat.sinks.kafka.kafka_sink._DOUBTFUL", 3600.0)  # longer than the test on any machine
+    monkeypatch.setattr(
+        "mailboat.sinks.kafka.kafka_sink._OUTDATED_AFTER", 3600.0
+    )  # longer than the test on any machine
     kafka.configure("max.message.bytes", "50000")
     sink = await opened(kafka)
     large = message(1, value=b"." * 60_000)
@@ -198,7 +200,7 @@ async def test_an_outdated_limit_is_refreshed_before_an_event_is_refused_for_goo
     assert not refusal.retryable, "the limit is fresh"
 
     kafka.configure("max.message.bytes", "100000")
-    monkeypatch.setattr("mailboat.sinks.kafka.kafka_sink._DOUBTFUL", 0.0)
+    monkeypatch.setattr("mailboat.sinks.kafka.kafka_sink._OUTDATED_AFTER", 0.0)
     refusal = sink.refusal(large)
     assert refusal is not None
     assert refusal.retryable, "the limit may be outdated"
@@ -209,7 +211,7 @@ async def test_an_outdated_limit_is_refreshed_before_an_event_is_refused_for_goo
 async def test_a_replayed_event_refreshes_even_a_recent_limit(
     kafka: KafkaBackend, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mailboat.sinks.kafka.kafka_sink._DOUBTFUL", 3600.0)  # for events that are not replayed
+    monkeypatch.setattr("mailboat.sinks.kafka.kafka_sink._OUTDATED_AFTER", 3600.0)  # for events that are not replayed
     kafka.configure("max.message.bytes", "50000")
     sink = await opened(kafka)
     large, replayed = (message(1, value=b"." * 60_000, **more) for more in ({}, {"mailboat-replay": "true"}))
@@ -266,13 +268,13 @@ async def test_a_failed_refresh_keeps_the_known_limit(
     kafka.configure("max.message.bytes", "3000000")
     sink = await opened(kafka)
     forbid_describe_configs()
-    monkeypatch.setattr("mailboat.sinks.kafka.kafka_sink._DOUBTFUL", 0.0)
+    monkeypatch.setattr("mailboat.sinks.kafka.kafka_sink._OUTDATED_AFTER", 0.0)
     too_large = message(2, value=b"." * 4_000_000)
     for _ in range(2):  # before and after the failed refresh
         refusal = sink.refusal(too_large)
         assert refusal is not None
         assert refusal.retryable, "the limit may be outdated"
-        await asyncio.gather(sink._refreshing)
+        await asyncio.gather(sink._refresh_task)
 
     assert "3000000" in str(sink.refusal(too_large))
     assert sink.refusal(message(1, value=b"." * 2_000_000)) is None
@@ -340,7 +342,7 @@ async def test_a_missing_dead_letter_topic_fails_at_once_and_blocks_no_other_top
     sink = await opened(kafka, timeout=120, config={"topic.metadata.propagation.max.ms": "100000"})
     assert await sink.publish([message(0)]) == {}
     dead = message(0)._replace(topic="no-such-topic")
-    session = sink._lane.session
+    session = sink._share.session
 
     async with asyncio.timeout(60):
         sent, answer = await asyncio.gather(
@@ -351,7 +353,7 @@ async def test_a_missing_dead_letter_topic_fails_at_once_and_blocks_no_other_top
     assert isinstance(answer[0], SinkUnavailable)
     assert "no-such-topic does not exist" in str(answer[0])
     assert await sink.publish([message(100)]) == {}
-    assert sink._lane.session is session
+    assert sink._share.session is session
 
 
 async def test_a_dead_letter_topic_that_is_created_later_is_found(kafka: KafkaBackend, opened: Opened) -> None:

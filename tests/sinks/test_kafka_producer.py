@@ -71,15 +71,15 @@ async def session(monkeypatch: pytest.MonkeyPatch) -> ProducerEpoch:
     return ProducerEpoch(settings, logger=logging.getLogger("test"))
 
 
-def begun(lane: ProducerShare, *numbers: int) -> PublishCall:
+def begun(share: ProducerShare, *numbers: int) -> PublishCall:
     hold = KeyFence().call()
     hold.begin()
-    return lane.begin([message(number, f"key-{number}") for number in numbers], hold)
+    return share.begin([message(number, f"key-{number}") for number in numbers], hold)
 
 
-async def handed_over(lane: ProducerShare, *numbers: int) -> PublishCall:
-    call = begun(lane, *numbers)
-    await lane.hand_over(call)
+async def handed_over(share: ProducerShare, *numbers: int) -> PublishCall:
+    call = begun(share, *numbers)
+    await share.hand_over(call)
     return call
 
 
@@ -91,9 +91,9 @@ async def answer(call: PublishCall) -> dict[int, DeliveryError]:
 
 async def test_waiting_for_an_idle_lane_ends_with_the_session(session: ProducerEpoch) -> None:
     """A failure stops the session before the reports of purged messages arrive."""
-    lane = session.lane("orders")
-    refused, purged = [await handed_over(lane, number) for number in range(2)]
-    idle = asyncio.create_task(lane.idle())
+    share = session.new_share("orders")
+    refused, purged = [await handed_over(share, number) for number in range(2)]
+    idle = asyncio.create_task(share.idle())
     await asyncio.sleep(0)
 
     session.producer.answer(KafkaError.POLICY_VIOLATION)
@@ -102,7 +102,7 @@ async def test_waiting_for_an_idle_lane_ends_with_the_session(session: ProducerE
         await idle
     assert isinstance(refused.failures[0], EventRefused)
     assert isinstance(purged.failures[0], Undecided)
-    await await_until(lambda: session.gone, what="the end of the producer")
+    await await_until(lambda: session.closed, what="the end of the producer")
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ async def test_waiting_for_an_idle_lane_ends_with_the_session(session: ProducerE
 async def test_a_failure_on_one_topic_costs_other_topics_no_attempt(
     session: ProducerEpoch, code: int, expected: type[DeliveryError], at_fault: bool
 ) -> None:
-    orders, bills = session.lane("orders"), session.lane("bills")
-    failed, delivered, purged = [await handed_over(lane, 1) for lane in (orders, bills, bills)]
+    orders, bills = session.new_share("orders"), session.new_share("bills")
+    failed, delivered, purged = [await handed_over(share, 1) for share in (orders, bills, bills)]
     unsent = begun(bills, 2)
 
     session.producer.answer(code)
@@ -135,20 +135,20 @@ async def test_a_failure_on_one_topic_costs_other_topics_no_attempt(
 async def test_if_no_report_names_a_cause_every_lane_in_use_is_at_fault_and_undecided(
     session: ProducerEpoch,
 ) -> None:
-    lanes = [session.lane(topic) for topic in ("orders", "bills", "idle")]
-    calls = [await handed_over(lane, 1, 2) for lane in lanes[:2]]
+    shares = [session.new_share(topic) for topic in ("orders", "bills", "idle")]
+    calls = [await handed_over(share, 1, 2) for share in shares[:2]]
 
     session.producer.answer(KafkaError._FATAL)
 
     assert [[type(error) for error in (await answer(call)).values()] for call in calls] == [[Undecided] * 2] * 2
-    assert [lane.at_fault for lane in lanes] == [True, True, False]
+    assert [share.at_fault for share in shares] == [True, True, False]
 
 
 @pytest.mark.parametrize("others_got_answers", [True, False])
 async def test_a_time_out_is_the_fault_of_a_topic_if_others_were_answered(
     session: ProducerEpoch, others_got_answers: bool
 ) -> None:
-    orders, bills = session.lane("orders"), session.lane("bills")
+    orders, bills = session.new_share("orders"), session.new_share("bills")
     answered = await handed_over(bills, 0)
     if others_got_answers:
         silent = begun(orders, 1)
@@ -171,7 +171,7 @@ async def test_a_slow_topic_leaves_room_in_the_queue_for_others(
     session: ProducerEpoch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mailboat.sinks.kafka.producer_share._SLICE", 1)
-    orders, bills = session.lane("orders"), session.lane("bills")
+    orders, bills = session.new_share("orders"), session.new_share("bills")
     many = begun(orders, *range(20))
     handing = asyncio.create_task(orders.hand_over(many))
     client = session.producer
@@ -189,7 +189,7 @@ async def test_a_slow_topic_leaves_room_in_the_queue_for_others(
 
 
 async def test_withdrawing_a_call_without_messages_in_flight_does_not_end_the_session(session: ProducerEpoch) -> None:
-    orders, bills = session.lane("orders"), session.lane("bills")
+    orders, bills = session.new_share("orders"), session.new_share("bills")
     waits, sent = begun(orders, 1), await handed_over(bills, 2)
     waits.expected = 0  # the hand-over ended before the first message
 
@@ -200,6 +200,6 @@ async def test_withdrawing_a_call_without_messages_in_flight_does_not_end_the_se
     assert str((await answer(waits))[0]) == "no answer"
     assert await answer(sent) == {}
     assert not session.stopped
-    for lane in (orders, bills):
-        session.leave(lane)
-    await await_until(lambda: session.gone, what="the end of the producer with its last lane")
+    for share in (orders, bills):
+        session.leave(share)
+    await await_until(lambda: session.closed, what="the end of the producer with its last share")

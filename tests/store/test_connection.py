@@ -151,13 +151,13 @@ async def test_a_read_has_a_deadline_unless_it_is_patient_and_ends_if_it_is_canc
         return slept.fetchone
 
     try:
-        assert await link.read(lambda pipeline: work(pipeline, 2), patient=True) == (1,)
+        assert await link.read(lambda pipeline: work(pipeline, 2), no_deadline=True) == (1,)
         with pytest.raises(DatabaseUnavailable, match="did not answer within 1 s"):
             await link.read(lambda pipeline: work(pipeline, 60))
         await link.close()
         link = await PostgresConnection.open(lambda: each_database.url, "measure")
         begun.clear()
-        reading = asyncio.ensure_future(link.read(lambda pipeline: work(pipeline, 60), patient=True))
+        reading = asyncio.ensure_future(link.read(lambda pipeline: work(pipeline, 60), no_deadline=True))
         await await_until(begun.is_set, what="the thread to send the statement")
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -16,7 +16,7 @@ import pytest
 from mailboat.store.admin.dead_letters import Candidate, candidates, plan, replay
 from mailboat.store.admin.selection import Match
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.subscription_rows import ConfigVersion, clear_given_up, declare, retire_gone
+from mailboat.store.subscription_rows import ConfigVersion, clear_expired, declare, retire_removed
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
 from mailboat_spec import EventSubscription
@@ -68,7 +68,7 @@ async def expire(link: PostgresConnection) -> None:
 
 async def give_up(link: PostgresConnection) -> None:
     await expire(link)
-    assert await clear_given_up(link, OUTBOX) == ["shop/all"]
+    assert await clear_expired(link, OUTBOX) == ["shop/all"]
 
 
 async def renew(link: PostgresConnection) -> None:
@@ -79,7 +79,7 @@ async def renew(link: PostgresConnection) -> None:
 
 
 async def retire(link: PostgresConnection) -> None:
-    assert (await retire_gone(link, OUTBOX, "relay", [], ConfigVersion(2, "orders"))).retired == ("shop/all",)
+    assert (await retire_removed(link, OUTBOX, "relay", [], ConfigVersion(2, "orders"))).retired == ("shop/all",)
 
 
 async def lay_out(link: PostgresConnection) -> None:

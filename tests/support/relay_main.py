@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mailboat.delivery.checkpoints import Checkpoint, Passing, ignore_checkpoint
+from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook, ignore_checkpoint
 from mailboat.logs import LogFormat, configure
 from mailboat.runtime.manifest_files import load
 from mailboat.runtime.relay import Relay
@@ -24,14 +24,14 @@ from mailboat.runtime.timings import Timings
 from mailboat.store.settings import ReadLimits, RelayIdentity
 
 
-def dying_at(point: Checkpoint, passage: int, in_the_air: int, answers: int) -> Passing:
+def dying_at(point: Checkpoint, passage: int, in_the_air: int, answers: int) -> CheckpointHook:
     """Kill the process, without a flush or a log message, at the n-th passage of ``point``.
 
     A passage counts only with at least ``in_the_air`` unanswered batches and at least ``answers`` answered ones.
     """
     left, handed_over, answered = passage, 0, 0
 
-    def passing(passed: Checkpoint) -> None:
+    def on_checkpoint(passed: Checkpoint) -> None:
         nonlocal left, handed_over, answered
         handed_over += passed is Checkpoint.HANDED_OVER
         # A retry after a failure has an answer without a hand-over.
@@ -41,7 +41,7 @@ def dying_at(point: Checkpoint, passage: int, in_the_air: int, answers: int) -> 
                 os.kill(os.getpid(), signal.SIGKILL)
         answered += passed is Checkpoint.ANSWERED
 
-    return passing
+    return on_checkpoint
 
 
 def relay(orders: Mapping[str, Any]) -> Relay:
@@ -54,7 +54,7 @@ def relay(orders: Mapping[str, Any]) -> Relay:
         identity=RelayIdentity(orders["relay"], str(uuid.uuid4())),
         timings=Timings(**orders["timings"]) if orders.get("timings") else None,
         limits=ReadLimits(**orders["limits"]) if orders.get("limits") else None,
-        passing=dying_at(**{**death, "point": Checkpoint(death["point"])}) if death else ignore_checkpoint,
+        on_checkpoint=dying_at(**{**death, "point": Checkpoint(death["point"])}) if death else ignore_checkpoint,
     )
 
 

@@ -12,7 +12,7 @@ from random import Random
 
 from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import Backoff, RetryPolicy
-from mailboat.delivery.checkpoints import Passing, ignore_checkpoint
+from mailboat.delivery.checkpoints import CheckpointHook, ignore_checkpoint
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import Stream, StreamSettings
 from mailboat.errors import DatabaseUnavailable, LeaseLost
@@ -64,7 +64,7 @@ class Fleet:
     wake: WakeSettings = field(default_factory=WakeSettings)
     limits: ReadLimits = field(default_factory=ReadLimits)
     dead_topic: bool = False
-    passing: Passing = ignore_checkpoint
+    on_checkpoint: CheckpointHook = ignore_checkpoint
     oldest_snapshot: timedelta = timedelta()
     random: Random = field(default_factory=lambda: Random(1))
     new_sink: Callable[[], MemorySink] = MemorySink
@@ -124,7 +124,7 @@ class Fleet:
                 timings,
                 Totals(),
                 clock,
-                self.passing,
+                self.on_checkpoint,
                 lambda: self.oldest_snapshot,
             )
             self.relays[name].session, self.relays[name].store = session, store
@@ -147,7 +147,7 @@ class Fleet:
             dead_letter_topic=DEAD_TOPIC if self.dead_topic else None,
             clock=asyncio.get_running_loop().time,
             random=self.random,
-            passing=self.passing,
+            on_checkpoint=self.on_checkpoint,
         )
 
     async def stop(self, name: str = "relay") -> None:

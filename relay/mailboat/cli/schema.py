@@ -20,7 +20,7 @@ from mailboat.store.schema.migrate import MigrationScript, pending_migrations
 from mailboat.store.schema.migrate import migrate as apply_migrations
 from mailboat.store.schema.time_partitions import Supply, drop_expired, ensure_partitions, server_time
 from mailboat.store.schema.verify import undeliverable_rows, verify_or_refuse
-from mailboat.store.subscription_rows import clear_given_up, declare_pulled
+from mailboat.store.subscription_rows import clear_expired, declare_pulled
 from mailboat.store.table import TableLayout
 from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
@@ -106,7 +106,7 @@ def maintain(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
 async def _maintain(outbox: Outbox) -> None:
     async with outbox.link("maintain") as link:
         supply = await ensure_partitions(link.connection, outbox.table)
-        cleared = await clear_given_up(link, outbox.table)
+        cleared = await clear_expired(link, outbox.table)
         now = RetentionClock().now(await server_time(link.connection))
         after, limit = limits(outbox.relay.spec.outbox.retention, now)
         report = await drop_expired(link.connection, outbox.layout, after, now=now, limit=limit)

@@ -26,7 +26,7 @@ class Checkpoint(Enum):
     RELEASED = "released"
 
 
-Passing = Callable[[Checkpoint], None]
+CheckpointHook = Callable[[Checkpoint], None]
 
 
 def ignore_checkpoint(point: Checkpoint) -> None:

@@ -56,10 +56,10 @@ class DeadLetterPublisher:
             refused = stream.sink.refusal(message)
         except Exception as error:  # otherwise the event could never be dead-lettered, and every relay would crash
             if is_exhaustion(error):
-                self._is_away(exhausted())
+                self._mark_unavailable(exhausted())
                 return False
-            what = f"Event {notice.event.event_id} is dead, and the dead-letter topic did not get it"
-            log_origin(f"{what}; `mailboat dlq show` has it", error, stream.name)
+            text = f"Event {notice.event.event_id} is dead, and the dead-letter topic did not get it"
+            log_origin(f"{text}; `mailboat dlq show` has it", error, stream.name)
             return True
         if refused is None:
             if stream.clock() < stream.dead_topic.not_before or self.retry_loop.stopping:
@@ -67,11 +67,11 @@ class DeadLetterPublisher:
             if not await self.retry_loop.lease_holds():
                 return False
             answer = (await start_publish(stream, [message])).get(0)
-            stream.passing(Checkpoint.DEAD_ANNOUNCED)
+            stream.on_checkpoint(Checkpoint.DEAD_ANNOUNCED)
             if answer is not None and not isinstance(answer, EventRefused):
-                self._is_away(answer)
+                self._mark_unavailable(answer)
                 return False
-            self._is_there()
+            self._mark_available()
             refused = answer
         if refused is not None:
             # An event too large for one topic is often too large for the other. Its key must not wait for a change.
@@ -83,18 +83,18 @@ class DeadLetterPublisher:
             )
         return True
 
-    def _is_away(self, answer: DeliveryError) -> None:
-        stream, known = self.stream, self.stream.dead_topic
+    def _mark_unavailable(self, answer: DeliveryError) -> None:
+        stream, dead_topic = self.stream, self.stream.dead_topic
         message = dead_letter_topic_error(answer)
-        trouble = f"The dead-letter topic takes nothing, so what is given up on stays parked: {message}"
-        if trouble != known.trouble:
-            log.warning("%s", trouble, extra={"subscription": stream.name})
-        known.trouble = trouble
-        known.outage = known.outage.failed()
-        known.not_before = stream.clock() + known.outage.delay(stream.random)
+        problem = f"The dead-letter topic takes nothing, so what is given up on stays parked: {message}"
+        if problem != dead_topic.problem:
+            log.warning("%s", problem, extra={"subscription": stream.name})
+        dead_topic.problem = problem
+        dead_topic.outage = dead_topic.outage.failed()
+        dead_topic.not_before = stream.clock() + dead_topic.outage.delay(stream.random)
 
-    def _is_there(self) -> None:
-        known = self.stream.dead_topic
-        if known.trouble is not None:
+    def _mark_available(self) -> None:
+        dead_topic = self.stream.dead_topic
+        if dead_topic.problem is not None:
             log.info("Dead-letter topic is available again", extra={"subscription": self.stream.name})
-        known.trouble, known.outage = None, known.outage.recovered()
+        dead_topic.problem, dead_topic.outage = None, dead_topic.outage.recovered()

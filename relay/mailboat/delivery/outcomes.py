@@ -31,7 +31,7 @@ class Attempt:
 
     event: OutboxEvent
     sequence: int
-    fate: Outcome = Outcome.PENDING
+    outcome: Outcome = Outcome.PENDING
     refusal: EventRefused | None = None
     attempts: int = 0
     """Attempts counted before the current one."""
@@ -47,30 +47,30 @@ class Attempt:
 class RoundResult:
     """Instruction for the items that are still pending."""
 
-    away: SinkUnavailable | None
+    unavailable: SinkUnavailable | None
     """Set if the sink is unavailable: wait, then send all pending items again."""
     one_by_one: bool
     """Some item was refused and the sink can't identify it: send single items, which get a definite result."""
 
 
-def judge(items: Sequence[Attempt], failures: Mapping[int, DeliveryError]) -> RoundResult:
-    """Set the fate of every item of one batch from the sink's results."""
-    away: SinkUnavailable | None = None
+def evaluate(items: Sequence[Attempt], failures: Mapping[int, DeliveryError]) -> RoundResult:
+    """Set the outcome of every item of one batch from the sink's results."""
+    unavailable: SinkUnavailable | None = None
     refused = False
     for index, item in enumerate(items):
         match failures.get(index):
             case None:
-                item.fate = Outcome.DELIVERED
+                item.outcome = Outcome.DELIVERED
             case EventRefused() as refusal:
-                item.fate, item.refusal = Outcome.REFUSED, refusal
+                item.outcome, item.refusal = Outcome.REFUSED, refusal
                 refused = True
             case SinkUnavailable() as reason:
-                away = away or reason
+                unavailable = unavailable or reason
             case unclear if len(items) == 1:
                 # A sink must return a definite result for a batch of one. If it does not, back off: no tight loop.
-                away = SinkUnavailable(f"the sink gave no definite answer: {unclear}")
-    undecided = any(item.fate is Outcome.PENDING for item in items)
-    return RoundResult(away, one_by_one=undecided and away is None and not refused)
+                unavailable = SinkUnavailable(f"the sink gave no definite answer: {unclear}")
+    undecided = any(item.outcome is Outcome.PENDING for item in items)
+    return RoundResult(unavailable, one_by_one=undecided and unavailable is None and not refused)
 
 
 def set_aside(items: Iterable[Attempt], parked: Collection[str], *, ordered: bool = True) -> None:
@@ -82,17 +82,17 @@ def set_aside(items: Iterable[Attempt], parked: Collection[str], *, ordered: boo
         key = item.event.key
         if key is None:
             continue
-        if item.fate is Outcome.REFUSED:
+        if item.outcome is Outcome.REFUSED:
             if key in failed:
-                item.fate, item.refusal = Outcome.ASIDE, None  # only the first refusal of a key is certain
+                item.outcome, item.refusal = Outcome.ASIDE, None  # only the first refusal of a key is certain
             failed.add(key)
-        elif item.fate is Outcome.PENDING and (key in failed or key in parked):
-            item.fate = Outcome.ASIDE
+        elif item.outcome is Outcome.PENDING and (key in failed or key in parked):
+            item.outcome = Outcome.ASIDE
 
 
 def settled_prefix(items: Sequence[Attempt]) -> int:
-    """Return the number of leading items that have a fate. Progress may be committed up to there."""
+    """Return the number of leading items that have an outcome. Progress may be committed up to there."""
     for index, item in enumerate(items):
-        if item.fate is Outcome.PENDING:
+        if item.outcome is Outcome.PENDING:
             return index
     return len(items)

@@ -65,7 +65,7 @@ class ParkedKeys:
         return self.count >= self._stream.settings.max_parked
 
     @property
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         """Message for the status if the worker takes no new events, else None."""
         if not self.full:
             return None
@@ -80,7 +80,7 @@ class ParkedKeys:
             ordered = self._stream.settings.ordered
             await self._session.commit(Settlement(self._lease, None, ordered=ordered, arrange=frozenset(keys)))
         if self.count:
-            self.nudge()
+            self.check_soon()
 
     async def _count(self) -> set[str]:
         """Reload keys and count from the store, since people also replay and drop parked events."""
@@ -88,11 +88,11 @@ class ParkedKeys:
         self.keys = set(keys) if self._stream.settings.ordered else set()
         self._counted_at = self._stream.clock()
         if self.full and not self._logged_full:
-            log.warning("%s", self.trouble, extra={"subscription": self._stream.name})
+            log.warning("%s", self.problem, extra={"subscription": self._stream.name})
         self._logged_full = self.full
         return keys
 
-    def nudge(self) -> None:
+    def check_soon(self) -> None:
         """Check for due events at the next opportunity."""
         self._due_at = self._stream.clock()
 
@@ -120,15 +120,15 @@ class ParkedKeys:
         headless: set[str] = set()
         for item in items:
             key = item.event.key
-            if item.fate is Outcome.REFUSED:
-                outcome = await self._outcome(item)
-                if isinstance(outcome, Dead):
-                    dead.append(outcome)
+            if item.outcome is Outcome.REFUSED:
+                decision = await self._decide(item)
+                if isinstance(decision, Dead):
+                    dead.append(decision)
                     if key is not None and key not in self.keys:
                         headless.add(key)
                     continue
-                parks.append(outcome)
-            elif item.fate is Outcome.ASIDE:
+                parks.append(decision)
+            elif item.outcome is Outcome.ASIDE:
                 # If the head became a dead letter, the first event behind it becomes the head.
                 retry_in = 0.0 if key in headless else None
                 headless.discard(key or "")
@@ -141,7 +141,7 @@ class ParkedKeys:
         self.count += len(parks)
         return parks, dead
 
-    async def _outcome(self, item: Attempt) -> Park | Dead:
+    async def _decide(self, item: Attempt) -> Park | Dead:
         """Decide about an event after one more refusal: park it for a retry, or give it no further attempt."""
         refusal = item.refusal
         assert refusal is not None
@@ -193,21 +193,21 @@ class ParkedKeys:
         ordered = settings.ordered
         self.keys.update(head.event.key for head in heads if head.event.key is not None and ordered)
         limit = settings.policy.max_attempts
-        hopeful = [head for head in heads if not head.pending_dead_letter and self._used(head) < limit]
-        hopeless = [head for head in heads if head not in hopeful]
-        await self._count_suspects(hopeful)
-        items = [replace(_item(head), attempts=self._used(head)) for head in hopeful]
-        away = await self._retry_loop.deliver(items, (), patient=False)
-        self._stream.passing(Checkpoint.PARKED_TRIED)
-        for head, item in zip(hopeful, items, strict=True):
-            if head.suspect and item.fate is Outcome.PENDING:
+        retryable = [head for head in heads if not head.pending_dead_letter and self._used(head) < limit]
+        exhausted = [head for head in heads if head not in retryable]
+        await self._count_suspects(retryable)
+        items = [replace(_item(head), attempts=self._used(head)) for head in retryable]
+        unavailable = await self._retry_loop.deliver(items, (), wait_for_sink=False)
+        self._stream.on_checkpoint(Checkpoint.PARKED_TRIED)
+        for head, item in zip(retryable, items, strict=True):
+            if head.suspect and item.outcome is Outcome.PENDING:
                 self._prepaid.add(head.ordinal)
             else:
                 self._prepaid.discard(head.ordinal)
-        self._outage = self._outage.recovered() if away is None else self._outage.failed()
+        self._outage = self._outage.recovered() if unavailable is None else self._outage.failed()
         self._not_before = self._stream.clock() + self._outage.delay(self._stream.random)
-        gone = await self._settle_parked(items, hopeless)
-        for key in sorted({item.event.key for item in gone if item.event.key is not None and ordered}):
+        unparked = await self._settle_parked(items, exhausted)
+        for key in sorted({item.event.key for item in unparked if item.event.key is not None and ordered}):
             await self._drain(key)
         await self._count()
 
@@ -247,23 +247,23 @@ class ParkedKeys:
                 n for n, parked in enumerate(queue) if parked.blocked or parked.pending_dead_letter or parked.suspect
             )
             items = [_item(parked) for parked in queue[: next(special, len(queue))]]
-            await self._retry_loop.deliver(items, (), patient=False)
+            await self._retry_loop.deliver(items, (), wait_for_sink=False)
             set_aside(items, ())
-            gone = await self._settle_parked(items, [])
-            if len(gone) < len(queue):
+            unparked = await self._settle_parked(items, [])
+            if len(unparked) < len(queue):
                 return
 
-    async def _settle_parked(self, items: Sequence[Attempt], hopeless: Sequence[Parked]) -> list[Attempt]:
+    async def _settle_parked(self, items: Sequence[Attempt], exhausted: Sequence[Parked]) -> list[Attempt]:
         """Commit the results of parked events and return the items that are no longer parked."""
-        gone = [item for item in items if item.fate is Outcome.DELIVERED]
-        unpark = tuple(item.ordinal for item in gone if item.ordinal is not None)
-        outcomes = [(item, await self._outcome(item)) for item in items if item.fate is Outcome.REFUSED]
-        for head in hopeless:
+        unparked = [item for item in items if item.outcome is Outcome.DELIVERED]
+        unpark = tuple(item.ordinal for item in unparked if item.ordinal is not None)
+        decisions = [(item, await self._decide(item)) for item in items if item.outcome is Outcome.REFUSED]
+        for head in exhausted:
             item, failure = _item(head), head.failure or LastFailure(RELAY_DIED, "relays died while delivering it")
-            outcomes.append((item, await self._end(item, head.attempts, failure)))
-        gone += [item for item, outcome in outcomes if isinstance(outcome, Dead)]
-        parks = tuple(outcome for _, outcome in outcomes if isinstance(outcome, Park))
-        dead = tuple(outcome for _, outcome in outcomes if isinstance(outcome, Dead))
+            decisions.append((item, await self._end(item, head.attempts, failure)))
+        unparked += [item for item, decision in decisions if isinstance(decision, Dead)]
+        parks = tuple(decision for _, decision in decisions if isinstance(decision, Park))
+        dead = tuple(decision for _, decision in decisions if isinstance(decision, Dead))
         if unpark or parks or dead:
             ordered = self._stream.settings.ordered
             await self._session.commit(
@@ -271,8 +271,8 @@ class ParkedKeys:
             )
         for park in parks:
             self._wake_in(park.retry_in)
-        self.count -= len(gone)
-        return gone
+        self.count -= len(unparked)
+        return unparked
 
 
 def _item(parked: Parked) -> Attempt:

@@ -19,7 +19,7 @@ from itertools import chain
 from mailboat.delivery.batching import choose, total_bytes
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.delivery.delivery_session import DeliverySession
-from mailboat.delivery.outcomes import Attempt, Outcome, judge, set_aside, settled_prefix
+from mailboat.delivery.outcomes import Attempt, Outcome, evaluate, set_aside, settled_prefix
 from mailboat.delivery.parked_keys import RELAY_DIED, ParkedKeys
 from mailboat.delivery.publish import start_publish
 from mailboat.delivery.redelivery import RetryLoop
@@ -69,7 +69,7 @@ class InFlightBatch:
     """Event that can't be sent at all. The batch ends there, and the event is settled before any later event."""
 
     @property
-    def landed(self) -> bool:
+    def completed(self) -> bool:
         return self.answer is None or self.answer.done()
 
 
@@ -89,20 +89,20 @@ class PartitionWorker:
         self.read_upto = cursor.position if cursor.window else 0
         self._session = session
         self._inbox: deque[QueuedChunk] = deque()
-        self._flights: deque[InFlightBatch] = deque()
+        self._batches: deque[InFlightBatch] = deque()
         self._sequence = cursor.sequence
         self._queued = 0
         self._queued_bytes = 0
-        self._resumed = cursor.crash_count if cursor.window else 0
-        self._deaths = self._resumed
-        self._one_by_one_for = stream.settings.batch_size if self._resumed >= CAUTIOUS_AFTER else 0
-        self._watched_for = stream.settings.batch_size * WATCHED_BATCHES if self._resumed else 0
+        self._crashes_at_claim = cursor.crash_count if cursor.window else 0
+        self._crashes = self._crashes_at_claim
+        self._one_by_one_for = stream.settings.batch_size if self._crashes_at_claim >= CAUTIOUS_AFTER else 0
+        self._watched_for = stream.settings.batch_size * WATCHED_BATCHES if self._crashes_at_claim else 0
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self.stopping = False
         self._paused = False
-        self._in_hand = True
+        self._stored_in_flight = True
         """Whether the store regards events of this partition as in flight."""
         self._retry_loop = RetryLoop(stream, cursor.lease.key.partition, self, session)
         self.parked = ParkedKeys(self.lease, stream, store, session, self._retry_loop)
@@ -117,17 +117,17 @@ class PartitionWorker:
     @property
     def starving(self) -> bool:
         """Whether the inbox is empty and no batch is in flight."""
-        return not self._inbox and not self._flights
+        return not self._inbox and not self._batches
 
     @property
     def pending(self) -> int:
         """Number of events in the inbox or in flight, not yet settled."""
-        return self._queued + sum(len(flight.events) for flight in self._flights)
+        return self._queued + sum(len(batch.events) for batch in self._batches)
 
     @property
-    def deaths(self) -> int:
+    def crash_count(self) -> int:
         """Crash count at the current position, 0 once enough batches succeeded. Above 0, reads are kept small."""
-        return self._resumed if self._watched_for > 0 else 0
+        return self._crashes_at_claim if self._watched_for > 0 else 0
 
     async def room(self) -> None:
         """Wait until the inbox accepts more events."""
@@ -153,9 +153,9 @@ class PartitionWorker:
         else:
             self._room.clear()
 
-    def nudge(self) -> None:
+    def check_parked(self) -> None:
         """Check for parked events that are due."""
-        self.parked.nudge()
+        self.parked.check_soon()
         self._work.set()
 
     def wake(self) -> None:
@@ -171,7 +171,7 @@ class PartitionWorker:
     def stop(self) -> None:
         """Finish the batches in flight, settle them and end the task."""
         self.stopping = True
-        self._retry_loop.hurry()
+        self._retry_loop.interrupt()
         self._work.set()
 
     # -- the task ----------------------------------------------------------------------------------------------------
@@ -182,24 +182,24 @@ class PartitionWorker:
             await self.parked.load()
             while not self.stopping:
                 self._work.clear()
-                if self.parked.due() and self._active and not self._flights:
+                if self.parked.due() and self._active and not self._batches:
                     await self.parked.retry()
                 elif self._may_launch():
-                    if self._in_hand:
+                    if self._stored_in_flight:
                         self._launch()
                     else:
                         await self.note_in_flight(True)
-                elif self._flights and self._flights[0].landed:
-                    await self._land()
-                elif self._in_hand and self._inbox and not self._flights and not self._active:
+                elif self._batches and self._batches[0].completed:
+                    await self._complete()
+                elif self._stored_in_flight and self._inbox and not self._batches and not self._active:
                     await self.note_in_flight(False)
                 else:
                     await self._wait()
-            while self._flights:
-                await self._land()
+            while self._batches:
+                await self._complete()
         finally:
             # After a cancellation another relay may claim the partition, so no batch may remain in flight.
-            answers = [flight.answer for flight in self._flights if flight.answer is not None]
+            answers = [batch.answer for batch in self._batches if batch.answer is not None]
             for answer in answers:
                 answer.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
@@ -210,9 +210,9 @@ class PartitionWorker:
         While a sink is unavailable, relays may restart any number of times. Such restarts must not make an event a
         dead letter.
         """
-        if in_flight != self._in_hand:
-            self._in_hand = in_flight
-            await self._session.commit(Settlement(self.lease, None, in_hand=in_flight))
+        if in_flight != self._stored_in_flight:
+            self._stored_in_flight = in_flight
+            await self._session.commit(Settlement(self.lease, None, in_flight=in_flight))
 
     @property
     def _active(self) -> bool:
@@ -220,7 +220,7 @@ class PartitionWorker:
 
     async def _wait(self) -> None:
         """Wait for a change, which includes results of a batch, or until a parked event is due."""
-        left = self.parked.seconds_until_due() if self._active and not self._flights else None
+        left = self.parked.seconds_until_due() if self._active and not self._batches else None
         with suppress(TimeoutError):
             async with asyncio.timeout(left) if left is not None else nullcontext():
                 await self._work.wait()
@@ -228,25 +228,25 @@ class PartitionWorker:
     def _may_launch(self) -> bool:
         if not self._inbox or not self._active or self.parked.due() or self.parked.full:
             return False
-        if self._flights and (
+        if self._batches and (
             self._watched_for > 0
             or not self.stream.sink.traits.stops_behind_failure
-            or len(self._flights) >= self.stream.settings.flights
-            or any(flight.refused for flight in self._flights)
-            or any(flight.landed for flight in self._flights)  # evaluate available results before sending more
+            or len(self._batches) >= self.stream.settings.max_in_flight
+            or any(batch.refused for batch in self._batches)
+            or any(batch.completed for batch in self._batches)  # evaluate available results before sending more
         ):
             return False
         return self._session.lease_left() > 0
 
     def _launch(self) -> None:
-        flight, messages = self._take()
-        self.stream.passing(Checkpoint.BATCH_TAKEN)
+        batch, messages = self._take()
+        self.stream.on_checkpoint(Checkpoint.BATCH_TAKEN)
         if messages:
-            flight.answer = start_publish(self.stream, messages)
-            self.stream.passing(Checkpoint.HANDED_OVER)
-        if flight.answer is not None:
-            flight.answer.add_done_callback(lambda _: self._work.set())
-        self._flights.append(flight)
+            batch.answer = start_publish(self.stream, messages)
+            self.stream.on_checkpoint(Checkpoint.HANDED_OVER)
+        if batch.answer is not None:
+            batch.answer.add_done_callback(lambda _: self._work.set())
+        self._batches.append(batch)
 
     def _take(self) -> tuple[InFlightBatch, list[Message]]:
         """Take a batch from the inbox, encode it and set aside the events of parked keys."""
@@ -257,20 +257,20 @@ class PartitionWorker:
         first = self._sequence + 1 - start  # sequence number of an event = first + its index
         sent = [events[index] for index in chosen.sent]
         sequences = [first + index for index in chosen.sent]
-        messages, obstacle = self._encode(sent, sequences)
+        messages, reason = self._encode(sent, sequences)
         end, aside, refused, answer = chosen.end, chosen.aside, None, None
-        if obstacle is not None:
-            bad, made = chosen.sent[len(messages)], len(messages)
-            if isinstance(obstacle, EventRefused):
-                refused = Attempt(events[bad], first + bad, Outcome.REFUSED, obstacle)
-                end = bad + 1
+        if reason is not None:
+            failed, made = chosen.sent[len(messages)], len(messages)
+            if isinstance(reason, EventRefused):
+                refused = Attempt(events[failed], first + failed, Outcome.REFUSED, reason)
+                end = failed + 1
             elif messages:
-                end = bad  # out of memory: send the events encoded so far
+                end = failed  # out of memory: send the events encoded so far
             else:
-                answer = asyncio.ensure_future(_unsent(obstacle))
-                made, end = 1, bad + 1
+                answer = asyncio.ensure_future(_unsent(reason))
+                made, end = 1, failed + 1
             del sent[made:], sequences[made:]
-            aside = [index for index in aside if index < bad]
+            aside = [index for index in aside if index < failed]
         asides = [Park(events[index], first + index) for index in aside]
         self._queued -= end - start
         self._sequence += end - start
@@ -283,8 +283,8 @@ class PartitionWorker:
         else:
             position = events[end - 1].id
         self._note_room()
-        flight = InFlightBatch(chunk.window, sent, sequences, answer, asides, position, self._sequence, closes, refused)
-        return flight, messages
+        batch = InFlightBatch(chunk.window, sent, sequences, answer, asides, position, self._sequence, closes, refused)
+        return batch, messages
 
     def _encode(
         self, events: list[OutboxEvent], sequences: list[int]
@@ -293,8 +293,8 @@ class PartitionWorker:
         stream, messages = self.stream, list[Message]()
         refusal = stream.sink.refusal
         try:
-            if self._deaths > CAUTIOUS_AFTER and events:
-                raise EventRefused(f"{self._deaths} relays died while delivering it", reason=RELAY_DIED)
+            if self._crashes > CAUTIOUS_AFTER and events:
+                raise EventRefused(f"{self._crashes} relays died while delivering it", reason=RELAY_DIED)
             for message in stream.encoder.encode_all(
                 events, sequences, partition=self.lease.key.partition, generation=stream.generation
             ):
@@ -307,32 +307,32 @@ class PartitionWorker:
             return messages, cant_encode(events[len(messages)], error, stream.name)
         return messages, None
 
-    async def _land(self) -> None:
-        """Evaluate the results of the first flight and settle it. After any failure, resolve all flights together."""
-        flight = self._flights[0]
-        failures = await flight.answer if flight.answer is not None else ALL_DELIVERED
-        self.stream.passing(Checkpoint.ANSWERED)
-        if failures or flight.refused:
-            await self._sort_out()
+    async def _complete(self) -> None:
+        """Evaluate the results of the first batch and settle it. After any failure, resolve all batches together."""
+        batch = self._batches[0]
+        failures = await batch.answer if batch.answer is not None else ALL_DELIVERED
+        self.stream.on_checkpoint(Checkpoint.ANSWERED)
+        if failures or batch.refused:
+            await self._resolve_failures()
             return
-        self._flights.popleft()
+        self._batches.popleft()
         watched = self._watched_for > 0
-        self._survived(len(flight.events))
-        self._count_delivered(len(flight.events))
-        if flight.events:
+        self._note_success(len(batch.events))
+        self._count_delivered(len(batch.events))
+        if batch.events:
             self.counters.note_delivery(self.stream.clock())
-            self.stream.meters.delivered(flight.events[0].created_at, 1, len(flight.events))
+            self.stream.meters.delivered(batch.events[0].created_at, 1, len(batch.events))
         settlement = Settlement(
             self.lease,
-            flight.window.window_snapshot,
-            flight.position,
-            flight.sequence,
-            flight.closes,
-            park=tuple(flight.asides),
+            batch.window.window_snapshot,
+            batch.position,
+            batch.sequence,
+            batch.closes,
+            park=tuple(batch.asides),
             ordered=self.stream.settings.ordered,
         )
-        self.parked.count += len(flight.asides)
-        if flight.asides or watched:
+        self.parked.count += len(batch.asides)
+        if batch.asides or watched:
             await self._session.commit(settlement)
         else:
             self._session.settle(settlement)
@@ -341,50 +341,54 @@ class PartitionWorker:
         self.counters.delivered += events
         self.stream.meters.rate.add(self.stream.clock(), events)
 
-    def _survived(self, events: int) -> None:
+    def _note_success(self, events: int) -> None:
         """Count events that were delivered without a crash, and relax the precautions."""
-        self._deaths = 0
+        self._crashes = 0
         self._one_by_one_for = max(0, self._one_by_one_for - events)
         self._watched_for = max(0, self._watched_for - events)
 
-    async def _sort_out(self) -> None:
-        """Resolve the fate of every event in flight after a failure, in order, then settle all of them."""
-        flights = list(self._flights)
+    async def _resolve_failures(self) -> None:
+        """Resolve the outcome of every event in flight after a failure, in order, then settle all of them."""
+        batches = list(self._batches)
         items: list[Attempt] = []
-        away: SinkUnavailable | None = None
+        unavailable: SinkUnavailable | None = None
         one_by_one = False
-        for flight in flights:
-            sent = [Attempt(event, sequence) for event, sequence in zip(flight.events, flight.sequences, strict=True)]
-            failures = await flight.answer if flight.answer is not None else ALL_DELIVERED
-            verdict = judge(sent, failures)
-            away, one_by_one = away or verdict.away, one_by_one or verdict.one_by_one
-            aside = (Attempt(park.event, park.sequence, Outcome.ASIDE) for park in flight.asides)
-            items += sorted(chain(sent, aside, [flight.refused] if flight.refused else []), key=lambda i: i.sequence)
+        for batch in batches:
+            sent = [Attempt(event, sequence) for event, sequence in zip(batch.events, batch.sequences, strict=True)]
+            failures = await batch.answer if batch.answer is not None else ALL_DELIVERED
+            result = evaluate(sent, failures)
+            unavailable, one_by_one = unavailable or result.unavailable, one_by_one or result.one_by_one
+            aside = (Attempt(park.event, park.sequence, Outcome.ASIDE) for park in batch.asides)
+            items += sorted(chain(sent, aside, [batch.refused] if batch.refused else []), key=lambda i: i.sequence)
         set_aside(items, self.parked.keys, ordered=self.stream.settings.ordered)
-        await self._retry_loop.deliver(items, self.parked.keys, away=away, one_by_one=one_by_one, patient=True)
-        whole = settled_prefix(items) == len(items)
-        done = items if whole else items[: settled_prefix(items)]
-        self._flights.clear()
-        self._count_delivered(sum(item.fate is Outcome.DELIVERED for item in done))
+        await self._retry_loop.deliver(
+            items, self.parked.keys, unavailable=unavailable, one_by_one=one_by_one, wait_for_sink=True
+        )
+        all_settled = settled_prefix(items) == len(items)
+        done = items if all_settled else items[: settled_prefix(items)]
+        self._batches.clear()
+        self._count_delivered(sum(item.outcome is Outcome.DELIVERED for item in done))
         if done:
-            self._survived(len(done))
-            window, last = flights[0].window, flights[-1]
+            self._note_success(len(done))
+            window, last = batches[0].window, batches[-1]
             park, dead = await self.parked.dispose(done)
-            position, sequence = (last.position, last.sequence) if whole else (done[-1].event.id, done[-1].sequence)
+            position, sequence = (
+                (last.position, last.sequence) if all_settled else (done[-1].event.id, done[-1].sequence)
+            )
             await self._session.commit(
                 Settlement(
                     self.lease,
                     window.window_snapshot,
                     position,
                     sequence,
-                    whole and last.closes,
+                    all_settled and last.closes,
                     park=tuple(park),
                     dead=tuple(dead),
                     ordered=self.stream.settings.ordered,
                 )
             )
-        if not whole:
-            self.stopping = True  # a patient delivery ends early only if the worker is stopped
+        if not all_settled:
+            self.stopping = True  # with ``wait_for_sink``, delivery ends early only if the worker is stopped
 
 
 async def _unsent(reason: SinkUnavailable) -> Failures:

@@ -18,18 +18,18 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from mailboat.delivery.checkpoints import Checkpoint, Passing, ignore_checkpoint
+from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook, ignore_checkpoint
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.poll_interval import PollInterval, WakeSettings, pause
 from mailboat.delivery.stream import Clock
 from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, OutboxStore, Settlement, TickResult
 
-LANDING = 0.004
+IN_FLIGHT_DELAY = 0.004
 """Delay in seconds before the next tick while batches from the previous tick are unacknowledged. One poll then serves
 all partitions; without the delay, partitions poll separately on alternate ticks."""
 SETTLE_WITHIN = 0.1
 """Longest delay of plain progress, and of the end of a window that can wait, in seconds. Settlements share a write."""
-TURN_OVER = 20.0
+ACTIVE_EVERY = 20.0
 """Seconds after which an idle committer updates ``active_at``, which distinguishes an idle committer from a hung
 one."""
 
@@ -52,7 +52,7 @@ class _Entry:
     """Windows opened since the cursor was claimed."""
 
     @property
-    def looks(self) -> bool:
+    def polls(self) -> bool:
         """Whether a tick polls for new events of this cursor."""
         return self.settled_snapshot is not None and not self.paused and not self.measuring
 
@@ -66,12 +66,12 @@ class ProgressCommitter:
         wake: WakeSettings,
         clock: Clock,
         session: DeliverySession,
-        passing: Passing = ignore_checkpoint,
+        on_checkpoint: CheckpointHook = ignore_checkpoint,
     ) -> None:
         self._store = store
         self._clock = clock
         self._session = session
-        self._passing = passing
+        self._on_checkpoint = on_checkpoint
         self._poll_interval = PollInterval(wake)
         self._wakeup_requested = False
         self._wakeups = 0
@@ -79,10 +79,10 @@ class ProgressCommitter:
         self._wakeups_before_tick = 0
         self._cursors: dict[CursorKey, _Entry] = {}
         self._pending: dict[CursorKey, Settlement] = {}
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiters: list[asyncio.Future[None]] = []
         self._urgent = False
         self._wake_event = asyncio.Event()
-        self._ticking = asyncio.Lock()
+        self._tick_lock = asyncio.Lock()
         self._last_tick = 0.0
         self._in_flight: set[CursorKey] = set()
         """Cursors whose window was opened by the last tick and is not settled yet."""
@@ -117,7 +117,7 @@ class ProgressCommitter:
     def at_head(self, key: CursorKey) -> bool:
         """Return whether all events found by the last poll are settled."""
         entry = self._cursors.get(key)
-        return entry is not None and entry.looks
+        return entry is not None and entry.polls
 
     def windows(self, key: CursorKey) -> int:
         """Return the number of windows that were opened since the cursor was claimed."""
@@ -140,7 +140,7 @@ class ProgressCommitter:
 
     async def _committed(self) -> None:
         committed = asyncio.get_running_loop().create_future()
-        self._waiting.append(committed)
+        self._waiters.append(committed)
         self._urgent = True
         self._wake_event.set()
         await committed
@@ -174,8 +174,8 @@ class ProgressCommitter:
         """Run ticks until cancelled."""
         while True:
             await self._until_needed()
-            if self._cursors or self._waiting:
-                async with self._ticking:
+            if self._cursors or self._waiters:
+                async with self._tick_lock:
                     await self._tick()
             else:
                 self._urgent = False
@@ -183,9 +183,9 @@ class ProgressCommitter:
 
     async def settled(self) -> None:
         """Wait until all progress queued so far is committed."""
-        if self._pending or self._waiting:
+        if self._pending or self._waiters:
             await self._committed()
-        async with self._ticking:  # a running tick has emptied ``_waiting`` and may not have committed yet
+        async with self._tick_lock:  # a running tick has emptied ``_waiters`` and may not have committed yet
             pass
 
     async def _until_needed(self) -> None:
@@ -197,37 +197,37 @@ class ProgressCommitter:
                 return
             self._wake_event.clear()
             try:
-                async with asyncio.timeout(min(left, TURN_OVER)):
+                async with asyncio.timeout(min(left, ACTIVE_EVERY)):
                     await self._wake_event.wait()
             except TimeoutError:
-                if left <= TURN_OVER:
+                if left <= ACTIVE_EVERY:
                     return
             self.active_at = self._clock()
 
     def _due(self, began: float) -> float:
         """Return the time of the next tick under the current state."""
         if self._in_flight:
-            began += LANDING
+            began += IN_FLIGHT_DELAY
         if self._urgent:
             return began
         until = [began + SETTLE_WITHIN] if self._pending else []
-        if any(entry.looks for entry in self._cursors.values()):
+        if any(entry.polls for entry in self._cursors.values()):
             until.append(began + self._poll_interval.wait(self._last_tick))
         return min(until, default=began + 1.0)
 
     async def _tick(self) -> None:
         self._in_flight.clear()
         settlements, self._pending = list(self._pending.values()), {}
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiters = self._waiters, []
         measured = self._take_measured()
         self._urgent = False
         try:
-            self._passing(Checkpoint.SETTLING)
+            self._on_checkpoint(Checkpoint.SETTLING)
             began, self._wakeups_before_tick = self._clock(), self._wakeups
             groups = self._groups_to_poll(settlements)
             result = await self._store.tick(settlements, groups, measured)
             self._last_tick = self._clock() - began
-            self._passing(Checkpoint.SETTLED)
+            self._on_checkpoint(Checkpoint.SETTLED)
         except BaseException as error:
             for future in waiting:
                 if not future.done():
@@ -243,7 +243,7 @@ class ProgressCommitter:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
-        await self._find_poll_interval(result, looked=bool(groups), by_clock=not settlements and not measured)
+        await self._find_poll_interval(result, polled=bool(groups), by_clock=not settlements and not measured)
 
     def _groups_to_poll(self, settlements: list[Settlement]) -> list[CursorGroup]:
         """Group the closed cursors by ``settled_snapshot``, including the cursors that this tick closes."""
@@ -276,7 +276,7 @@ class ProgressCommitter:
                     entry.opened_after = self._wakeups_before_tick
                     if opened.events is not None:  # do not delay ticks for a large window
                         self._in_flight.add(lease.key)
-            self._passing(Checkpoint.WINDOW_OPENED)
+            self._on_checkpoint(Checkpoint.WINDOW_OPENED)
             self._session.window_opened(opened)
         for group in result.overflowing:
             self._note_measuring(group.members, True)
@@ -324,26 +324,26 @@ class ProgressCommitter:
         entry = self._entry(lease)
         return entry is not None and entry.measuring
 
-    async def _find_poll_interval(self, result: TickResult, *, looked: bool, by_clock: bool) -> None:
+    async def _find_poll_interval(self, result: TickResult, *, polled: bool, by_clock: bool) -> None:
         now = self._clock()
         before = self._poll_interval
         notified = self._wakeups != self._wakeups_before_tick
-        if not result.quiet or not looked:
+        if not result.quiet or not polled:
             found = before.found(now, _events(result), by_clock=by_clock)
             waits = found.notified and not found.crowded(now) and not notified
             self._poll_interval = found.quiet(now) if waits else found
             # If no cursor polls for events, no wake-up is needed.
             if self._wakeup_requested and (
-                self._poll_interval.crowded(now) or not self._poll_interval.notified or not looked
+                self._poll_interval.crowded(now) or not self._poll_interval.notified or not polled
             ):
-                await self._store.awake()
+                await self._store.disable_wakeups()
                 self._poll_interval, self._wakeup_requested = self._poll_interval.unnotified(), False
             return
         if notified:  # perhaps by an event that was committed after the poll
             return
         poll_interval = before.quiet(now)
         if poll_interval.should_idle(now):
-            await self._store.sleep()
+            await self._store.enable_wakeups()
             poll_interval, self._wakeup_requested = poll_interval.idled(), True
             self._urgent = True  # poll once more for events committed before writers were asked to notify
         elif before.idle:
@@ -374,7 +374,7 @@ def merged(first: Settlement | None, second: Settlement) -> Settlement:
         unpark=first.unpark + second.unpark,
         dead=first.dead + second.dead,
         arrange=first.arrange | second.arrange,
-        in_hand=first.in_hand if second.in_hand is None else second.in_hand,
+        in_flight=first.in_flight if second.in_flight is None else second.in_flight,
     )
 
 

@@ -32,19 +32,19 @@ def start_publish(stream: Stream, messages: Sequence[Message]) -> asyncio.Task[F
     try:
         answers = stream.sink.publish(messages)
     except Exception as error:
-        answers = _raising(error)
+        answers = _raise(error)
     task = asyncio.ensure_future(_answered(stream, answers, len(messages)))
     task.add_done_callback(lambda _: answers.close())  # the task may be cancelled before its first step
     return task
 
 
-async def _raising(error: Exception) -> Failures:
+async def _raise(error: Exception) -> Failures:
     raise error
 
 
 async def _answered(stream: Stream, answers: Coroutine[Any, Any, Failures], count: int) -> Failures:
     try:
-        async with asyncio.timeout(stream.settings.timeout + SLACK) as patience:
+        async with asyncio.timeout(stream.settings.timeout + SLACK) as deadline:
             failures = await answers
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
@@ -54,7 +54,7 @@ async def _answered(stream: Stream, answers: Coroutine[Any, Any, Failures], coun
     except SinkUnavailable as error:
         reason = error
     except TimeoutError as error:
-        reason = _no_answer(stream) if patience.expired() else as_unavailable(stream, error)
+        reason = _no_answer(stream) if deadline.expired() else as_unavailable(stream, error)
     except Exception as error:
         reason = as_unavailable(stream, error)
     else:

@@ -24,7 +24,7 @@ class Moves:
     release: frozenset[CursorKey]
 
 
-def living(membership: Membership) -> set[str]:
+def live_relays(membership: Membership) -> set[str]:
     """Return the ids of the live relays."""
     return {peer.id for peer in membership.peers if peer.alive}
 
@@ -37,10 +37,10 @@ def reporter(membership: Membership, number: int) -> str | None:
 
 def orphans(membership: Membership, me: str, numbers: Set[int]) -> dict[int, frozenset[int]]:
     """Return the partitions of these subscriptions whose owner is silent or missing, if this relay reports them."""
-    heard = {peer.id for peer in membership.peers if peer.alive and not peer.silent}
+    responsive = {peer.id for peer in membership.peers if peer.alive and not peer.silent}
     found: dict[int, set[int]] = defaultdict(set)
     for holding in membership.holdings:
-        if holding.owner not in heard and holding.key.subscription in numbers:
+        if holding.owner not in responsive and holding.key.subscription in numbers:
             found[holding.key.subscription].add(holding.key.partition)
     return {number: frozenset(held) for number, held in found.items() if reporter(membership, number) == me}
 
@@ -48,18 +48,18 @@ def orphans(membership: Membership, me: str, numbers: Set[int]) -> dict[int, fro
 def targets(membership: Membership) -> dict[CursorKey, str]:
     """Return the target owner of each partition that a living relay serves."""
     alive = {peer.id: peer.serves for peer in membership.peers if peer.alive}
-    wanted: dict[CursorKey, str] = {}
+    target_owners: dict[CursorKey, str] = {}
     shared: dict[frozenset[str], list[CursorKey]] = defaultdict(list)
     for holding in membership.holdings:
         able = frozenset(relay for relay, serves in alive.items() if holding.key.subscription in serves)
         if holding.assigned_to in able:
-            wanted[holding.key] = holding.assigned_to or ""
+            target_owners[holding.key] = holding.assigned_to or ""
         elif able:
             shared[able].append(holding.key)
     owners = {h.key: h.owner for h in membership.holdings if h.owner is not None and h.owner in alive}
     for able, keys in shared.items():
-        wanted.update(balance(keys, able, {key: owners[key] for key in keys if key in owners}))
-    return wanted
+        target_owners.update(balance(keys, able, {key: owners[key] for key in keys if key in owners}))
+    return target_owners
 
 
 def decide(
@@ -71,13 +71,13 @@ def decide(
     grace: float,
 ) -> Moves:
     """Return claims and releases of this relay. ``unheld_since``: first time a cursor was seen without living owner."""
-    wanted = targets(membership)
-    alive = living(membership)
+    target_owners = targets(membership)
+    alive = live_relays(membership)
     free = {holding.key for holding in membership.holdings if holding.owner is None or holding.owner not in alive}
     served = next((peer.serves for peer in membership.peers if peer.id == me), frozenset())
-    claim = {key for key in free if wanted.get(key) == me}
+    claim = {key for key in free if target_owners.get(key) == me}
     claim |= {key for key, since in unheld_since.items() if key in free and now - since > grace}
     # Owned by an earlier session of this relay: no other relay can claim it, so claim it here to release it if needed.
     claim |= {holding.key for holding in membership.holdings if holding.owner == me}
-    release = {key for key in held if wanted.get(key, me) != me}
+    release = {key for key in held if target_owners.get(key, me) != me}
     return Moves(frozenset(key for key in claim if key.subscription in served) - held, frozenset(release))

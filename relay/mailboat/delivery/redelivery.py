@@ -1,4 +1,4 @@
-"""Delivery of failed batches and parked events, in rounds until every event has a fate.
+"""Delivery of failed batches and parked events, in rounds until every event has an outcome.
 
 Order within a key is kept by sending in order and by setting aside the events behind a refused one. An outage costs no
 event an attempt (G4).
@@ -14,7 +14,7 @@ from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
 from mailboat.delivery.batching import choose, total_bytes
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.delivery.delivery_session import DeliverySession
-from mailboat.delivery.outcomes import Attempt, Outcome, judge, set_aside
+from mailboat.delivery.outcomes import Attempt, Outcome, evaluate, set_aside
 from mailboat.delivery.publish import start_publish
 from mailboat.delivery.stream import Stream
 from mailboat.delivery.unexpected_errors import cant_encode
@@ -41,25 +41,25 @@ class RetryLoop:
         self._counters = worker.counters
         self._worker = worker
         self._session = session
-        self._hurry = asyncio.Event()
-        self._flowing = asyncio.Event()
-        self._flowing.set()
+        self._interrupted = asyncio.Event()
+        self._unpaused = asyncio.Event()
+        self._unpaused.set()
 
-    def hurry(self) -> None:
+    def interrupt(self) -> None:
         """End all waits immediately, because the worker is stopping."""
-        self._hurry.set()
-        self._flowing.set()
+        self._interrupted.set()
+        self._unpaused.set()
 
     def pause(self, paused: bool) -> None:
         """Stop or resume starting rounds."""
-        if paused and not self._hurry.is_set():
-            self._flowing.clear()
+        if paused and not self._interrupted.is_set():
+            self._unpaused.clear()
         else:
-            self._flowing.set()
+            self._unpaused.set()
 
     @property
     def paused(self) -> bool:
-        return not self._flowing.is_set()
+        return not self._unpaused.is_set()
 
     @property
     def stopping(self) -> bool:
@@ -70,54 +70,55 @@ class RetryLoop:
         items: Sequence[Attempt],
         parked: Collection[str],
         *,
-        away: SinkUnavailable | None = None,
+        unavailable: SinkUnavailable | None = None,
         one_by_one: bool = False,
-        patient: bool,
+        wait_for_sink: bool,
     ) -> SinkUnavailable | None:
-        """Send until no item is pending. If the sink is unavailable: wait if ``patient``, else return the reason.
+        """Send until no item is pending. If the sink is unavailable: wait if ``wait_for_sink``, else return the reason.
 
-        ``away`` and ``one_by_one`` are the result of the previous round. The method returns early, with items pending,
-        only if the worker is stopping, or if paused and not ``patient``: a person may change parked events in a pause.
+        ``unavailable`` and ``one_by_one`` are the result of the previous round. The method returns early, with items
+        pending, only if the worker is stopping, or if paused and not ``wait_for_sink``: a person may change parked
+        events in a pause.
         """
         outage = Outage(OUTAGE_BACKOFF)
-        while pending := [item for item in items if item.fate is Outcome.PENDING]:
-            if away is not None:
-                self._counters.away = str(away)
-                self._counters.note_error(str(away), self._stream.clock())
-                self._stream.health.unavailable(str(away), self._stream.clock(), self._series.partition)
+        while pending := [item for item in items if item.outcome is Outcome.PENDING]:
+            if unavailable is not None:
+                self._counters.unavailable = str(unavailable)
+                self._counters.note_error(str(unavailable), self._stream.clock())
+                self._stream.health.unavailable(str(unavailable), self._stream.clock(), self._series.partition)
                 await self._worker.note_in_flight(False)
-                if not patient:
-                    return away
+                if not wait_for_sink:
+                    return unavailable
                 outage = outage.failed()
                 await self._pause(outage.delay(self._stream.random))
-            if self.paused and not patient:
-                return away
-            await self._flowing.wait()
+            if self.paused and not wait_for_sink:
+                return unavailable
+            await self._unpaused.wait()
             if self.stopping:
-                return away
+                return unavailable
             batch = self._batch(pending, one_by_one)
             messages, exhausted = self._encode(batch)
-            if any(item.fate is Outcome.REFUSED for item in batch):
+            if any(item.outcome is Outcome.REFUSED for item in batch):
                 # Before sending: no later event of the key may pass.
                 set_aside(items, parked, ordered=self._stream.settings.ordered)
                 continue
             if not messages:
-                away = exhausted
+                unavailable = exhausted
                 continue
             batch = batch[: len(messages)]
             if not await self.lease_holds():
-                return away
+                return unavailable
             await self._worker.note_in_flight(True)
-            verdict = judge(batch, await start_publish(self._stream, messages))
-            self._stream.passing(Checkpoint.ANSWERED)
+            result = evaluate(batch, await start_publish(self._stream, messages))
+            self._stream.on_checkpoint(Checkpoint.ANSWERED)
             set_aside(items, parked, ordered=self._stream.settings.ordered)
-            away = verdict.away
-            if away is None:
-                outage, self._counters.away = outage.recovered(), None
+            unavailable = result.unavailable
+            if unavailable is None:
+                outage, self._counters.unavailable = outage.recovered(), None
                 self._stream.health.reachable(self._stream.clock(), self._series.partition)
             self._note_deliveries(batch)
-            found = any(item.fate is Outcome.REFUSED for item in batch)
-            one_by_one = verdict.one_by_one or (one_by_one and not found)
+            found = any(item.outcome is Outcome.REFUSED for item in batch)
+            one_by_one = result.one_by_one or (one_by_one and not found)
         self._note_refusals(items)
         return None
 
@@ -144,12 +145,12 @@ class RetryLoop:
                     raise refusal
                 messages.append(message)
             except EventRefused as error:
-                item.fate, item.refusal = Outcome.REFUSED, error
+                item.outcome, item.refusal = Outcome.REFUSED, error
             except Exception as error:
                 reason = cant_encode(item.event, error, self._stream.name)
                 if isinstance(reason, SinkUnavailable):
                     return messages, reason
-                item.fate, item.refusal = Outcome.REFUSED, reason
+                item.outcome, item.refusal = Outcome.REFUSED, reason
         return messages, None
 
     def series_of(self, item: Attempt) -> Series:
@@ -167,12 +168,12 @@ class RetryLoop:
     async def _pause(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self._hurry.wait()
+                await self._interrupted.wait()
         except TimeoutError:
             return
 
     def _note_deliveries(self, batch: Sequence[Attempt]) -> None:
-        delivered = [item for item in batch if item.fate is Outcome.DELIVERED]
+        delivered = [item for item in batch if item.outcome is Outcome.DELIVERED]
         if delivered:
             self._counters.note_delivery(self._stream.clock())
         for item in delivered:
@@ -180,6 +181,6 @@ class RetryLoop:
 
     def _note_refusals(self, items: Sequence[Attempt]) -> None:
         for item in items:
-            if item.refusal is not None and item.fate is Outcome.REFUSED:
+            if item.refusal is not None and item.outcome is Outcome.REFUSED:
                 self._counters.refused += 1
                 self._counters.note_error(str(item.refusal), self._stream.clock())

@@ -11,7 +11,7 @@ from random import Random
 from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, Outage, RetryPolicy
 from mailboat.delivery.batching import Limits
-from mailboat.delivery.checkpoints import Passing, ignore_checkpoint
+from mailboat.delivery.checkpoints import CheckpointHook, ignore_checkpoint
 from mailboat.delivery.histograms import DeliveryHistograms
 from mailboat.delivery.sink_health import SinkHealth
 from mailboat.sinks.protocol import Sink
@@ -31,7 +31,7 @@ class StreamSettings:
     """Limit for the bytes of a batch and of a partition's inbox, so that large events do not exhaust memory."""
     ordered: bool = True
     """Whether the events of a key keep their order. If not, a failed event delays no other event."""
-    flights: int = 2
+    max_in_flight: int = 2
     """Maximum of batches in flight per partition, on a sink that keeps order among them."""
     max_parked: int = 10_000
     """Number of parked events at which a partition takes no new events. Otherwise a destination that refuses everything
@@ -42,7 +42,7 @@ class StreamSettings:
 class DeadTopic:
     """Availability of the dead-letter topic, shared by all partitions."""
 
-    trouble: str | None = None
+    problem: str | None = None
     outage: Outage = field(default_factory=lambda: Outage(DEAD_TOPIC_BACKOFF))
     not_before: float = 0.0
 
@@ -60,7 +60,7 @@ class Stream:
     dead_topic: DeadTopic = field(default_factory=DeadTopic)
     ready: bool = False
     """Whether the sink is open. Nothing is published before."""
-    trouble: str | None = None
+    problem: str | None = None
     """Reason why the sink is not open."""
     fault: str | None = None
     """Last contract violation of the sink; None once a call succeeds."""
@@ -71,7 +71,7 @@ class Stream:
     clock: Clock = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     random: Random = field(default_factory=Random)
-    passing: Passing = ignore_checkpoint
+    on_checkpoint: CheckpointHook = ignore_checkpoint
     meters: DeliveryHistograms = field(default_factory=DeliveryHistograms)
     health: SinkHealth = field(init=False)
 

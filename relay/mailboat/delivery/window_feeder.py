@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from mailboat.delivery.checkpoints import Checkpoint, Passing, ignore_checkpoint
+from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook, ignore_checkpoint
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.store.outbox_store import CursorKey, OutboxStore, Window
 
-PATIENCE = 0.2
+SLOW_MEMBER_TIMEOUT = 0.2
 """Seconds that a starving member waits for the slowest one."""
 
 
@@ -28,13 +28,13 @@ class WindowFeeder:
         window: Window,
         members: Mapping[CursorKey, PartitionWorker],
         session: DeliverySession,
-        passing: Passing = ignore_checkpoint,
+        on_checkpoint: CheckpointHook = ignore_checkpoint,
     ) -> None:
         self.window = window
         self.members = dict(members)
         self._store = store
         self._session = session
-        self._passing = passing
+        self._on_checkpoint = on_checkpoint
         self._after = min((worker.read_upto for worker in members.values()), default=0)
 
     def leave(self, key: CursorKey) -> None:
@@ -48,9 +48,9 @@ class WindowFeeder:
             if not self.members:
                 return
             leases = [worker.lease for worker in self.members.values()]
-            deaths = max(worker.deaths for worker in self.members.values())
-            chunk = await self._store.read(self.window, leases, self._after, deaths=deaths)
-            self._passing(Checkpoint.CHUNK_READ)
+            crash_count = max(worker.crash_count for worker in self.members.values())
+            chunk = await self._store.read(self.window, leases, self._after, crash_count=crash_count)
+            self._on_checkpoint(Checkpoint.CHUNK_READ)
             for key, worker in self.members.items():
                 worker.offer(self.window, chunk.events.get(key, ()), chunk.reached, chunk.last)
             self._after = chunk.reached
@@ -61,7 +61,7 @@ class WindowFeeder:
         while full := {key: worker for key, worker in self.members.items() if not worker.has_room}:
             waits = [asyncio.ensure_future(worker.room()) for worker in full.values()]
             try:
-                await asyncio.wait(waits, timeout=PATIENCE)
+                await asyncio.wait(waits, timeout=SLOW_MEMBER_TIMEOUT)
             finally:
                 for wait in waits:
                     wait.cancel()
@@ -69,4 +69,4 @@ class WindowFeeder:
             if full and any(worker.starving for worker in self.members.values()):
                 for key in full:
                     del self.members[key]
-                self._session.read(WindowFeeder(self._store, self.window, full, self._session, self._passing))
+                self._session.read(WindowFeeder(self._store, self.window, full, self._session, self._on_checkpoint))

@@ -17,7 +17,7 @@ class WorkerCounters:
     """Time of the last error, by the stream's clock."""
     delivered_at: float = -math.inf
     """Last successful delivery, also of a parked event."""
-    away: str | None = None
+    unavailable: str | None = None
     """Reason while the sink is unavailable."""
 
     def note_error(self, error: str, now: float) -> None:

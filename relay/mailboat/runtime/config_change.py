@@ -32,56 +32,54 @@ class ConfigChange:
     def __init__(
         self, store: PostgresStore, session: RelaySession, subscription_set: SubscriptionSet, new_stream: NewStream
     ) -> None:
-        self.left = asyncio.Event()
+        self.withdrawn = asyncio.Event()
         """Set when a subscription was withdrawn. Its new configuration can then be applied."""
         self._store = store
         self._session = session
         self._new_stream = new_stream
         self._delivered_by = {stream.name: subscription_set.parts[stream.name] for stream in session.streams.values()}
-        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._withdrawing: dict[str, asyncio.Task[None]] = {}
         self.replaced: list[Sink] = []
         """Sinks to close once no subscription being withdrawn uses them."""
 
     @property
-    def leaving(self) -> frozenset[str]:
+    def withdrawing(self) -> frozenset[str]:
         """Subscriptions that are finishing their batches in flight."""
-        return frozenset(self._leaving)
+        return frozenset(self._withdrawing)
 
     @property
     def under_way(self) -> bool:
         """Whether a subscription is being withdrawn, or was withdrawn and is not declared again yet."""
-        return bool(self._leaving) or self.left.is_set()
+        return bool(self._withdrawing) or self.withdrawn.is_set()
 
     def dismiss(
-        self, subscription_set: SubscriptionSet, courtesy: Callable[[EventSubscription], Awaitable[None]]
+        self, subscription_set: SubscriptionSet, wait_for_others: Callable[[EventSubscription], Awaitable[None]]
     ) -> None:
         """Start to withdraw the subscriptions that can't continue unchanged.
 
-        If a subscription stays but not its partitions, ``courtesy`` is awaited so that other relays can finish.
+        If a subscription stays but not its partitions, ``wait_for_others`` is awaited so that other relays can finish.
         """
         for number, stream in list(self._session.streams.items()):
-            wanted, present = subscription_set.parts.get(stream.name), self._delivered_by[stream.name]
-            if stream.name in self._leaving or (wanted is not None and wanted.continues(present)):
+            new, present = subscription_set.parts.get(stream.name), self._delivered_by[stream.name]
+            if stream.name in self._withdrawing or (new is not None and new.continues(present)):
                 continue
             partitions = self._session.subscriptions[number].partitions
-            keep = wanted is not None and wanted.resource.spec.partitions == partitions and not wanted.pulled
-            others = partial(courtesy, wanted.resource) if wanted is not None and not keep else None
-            self._leaving[stream.name] = self._session.spawn(self._leave(number, stream.name, keep, others))
+            keep = new is not None and new.resource.spec.partitions == partitions and not new.pulled
+            then = partial(wait_for_others, new.resource) if new is not None and not keep else None
+            self._withdrawing[stream.name] = self._session.spawn(self._leave(number, stream.name, keep, then))
 
-    async def _leave(
-        self, number: int, name: str, keep: bool, others_finish: Callable[[], Awaitable[None]] | None
-    ) -> None:
+    async def _leave(self, number: int, name: str, keep: bool, then: Callable[[], Awaitable[None]] | None) -> None:
         await self._session.withdraw(number, keep=keep)
-        if others_finish is not None:
-            await others_finish()
-        del self._leaving[name], self._delivered_by[name]
-        self.left.set()
+        if then is not None:
+            await then()
+        del self._withdrawing[name], self._delivered_by[name]
+        self.withdrawn.set()
 
     async def declare(
         self, subscription_set: SubscriptionSet, config_version: ConfigVersion, *, may_lay_out: bool
     ) -> None:
         """Declare all subscriptions not being withdrawn; admit those that are new or withdrawn and still wanted."""
-        present = [parts for name, parts in subscription_set.parts.items() if name not in self._leaving]
+        present = [parts for name, parts in subscription_set.parts.items() if name not in self._withdrawing]
         declared = [parts.resource for parts in present]
         found = await self._store.declare(declared, may_lay_out=may_lay_out, config_version=config_version)
         for number, subscription in found.items():
@@ -94,7 +92,7 @@ class ConfigChange:
 
     def stop(self) -> None:
         """Stop admitting subscriptions. The session completes the pending releases when it ends."""
-        for leave in self._leaving.values():
+        for leave in self._withdrawing.values():
             leave.cancel()
 
     async def close_unused(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mailboat.errors import ConfigError
-from mailboat.runtime.file_watch import LOOK_EVERY, watch
+from mailboat.runtime.file_watch import POLL_EVERY, watch
 from mailboat.runtime.manifest_files import (
     Documents,
     checked,
@@ -62,7 +62,7 @@ class ConfigSource:
         source = "the request's body"
         return await self._offer(lambda: documents_of(body, source), source)
 
-    async def follow(self, paths: Sequence[Path], *, every: float = LOOK_EVERY) -> None:
+    async def follow(self, paths: Sequence[Path], *, every: float = POLL_EVERY) -> None:
         """Follow files until cancelled. Files may be missing at first. Each error is logged once per change."""
 
         async def changed() -> None:
@@ -112,9 +112,11 @@ def configuration(manifests: Manifests) -> Configuration:
 
 def compare(offered: Configuration, current: Configuration) -> None:
     """Raise ``OlderConfig`` for an older version, or ``ConfigError`` for another OutboxRelay."""
-    ours, theirs = full_name(current.relay), full_name(offered.relay)
-    if ours != theirs:
-        raise ConfigError(f"this relay serves OutboxRelay {ours}, not {theirs}: start another one for it.")
+    current_name, offered_name = full_name(current.relay), full_name(offered.relay)
+    if current_name != offered_name:
+        raise ConfigError(
+            f"this relay serves OutboxRelay {current_name}, not {offered_name}: start another one for it."
+        )
     if (offered.version or 0) < (current.version or 0):
         raise OlderConfig(f"version {offered.version or 0} is older than {current.version}, which is in use.")
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from mailboat.sinks.daemon_thread import in_a_thread
 
-LOOK_EVERY: Final = 1.0
+POLL_EVERY: Final = 1.0
 """Poll interval in seconds."""
 _SWAPPED: Final = "..data"
 
@@ -57,7 +57,7 @@ async def watch(
     changed: Callable[[], Awaitable[None]],
     *,
     seen: object = None,
-    every: float = LOOK_EVERY,
+    every: float = POLL_EVERY,
 ) -> None:
     """Call ``changed`` when the files differ from ``seen``, and at each further change, until cancelled."""
     ended = threading.Event()

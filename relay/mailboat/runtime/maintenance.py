@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from mailboat.errors import MailboatError
 from mailboat.store.connection import PostgresConnection, UrlProvider, explained
 from mailboat.store.schema.time_partitions import HardLimit, days_ahead, drop_expired, ensure_partitions, server_time
-from mailboat.store.subscription_rows import clear_given_up
+from mailboat.store.subscription_rows import clear_expired
 from mailboat.store.table import TableLayout
 from mailboat_spec import Pooler, Retention, RetentionPolicy
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 EVERY = 3600.0
 """Seconds between rounds."""
-AFTER_TROUBLE = 60.0
+RETRY_EVERY = 60.0
 _WITHIN = 600.0
 """Seconds after which a round is cancelled, because the server may have stopped answering."""
 _CLOCKS_DIFFER_BY = timedelta(hours=1)
@@ -98,7 +98,7 @@ class Maintenance:
             except MailboatError as error:
                 self.upkeep.error = str(error)
                 log.warning("Upkeep of the outbox failed; it will be tried again: %s", error, extra=self._about)
-                pause = AFTER_TROUBLE
+                pause = RETRY_EVERY
             await asyncio.sleep(pause)
 
     async def _round(self) -> None:
@@ -107,7 +107,7 @@ class Maintenance:
             # Query this first: the remaining days matter most if creating time partitions fails.
             self.upkeep.days_ahead = await days_ahead(link.connection, self._layout.table)
             await self._supply(link)
-            for name in await clear_given_up(link, self._layout.table):
+            for name in await clear_expired(link, self._layout.table):
                 log.info("Progress of a deleted subscription removed", extra={"subscription": name})
             server = await server_time(link.connection)
             now = self._clock.now(server)

@@ -171,7 +171,7 @@ def _yaml(source: str, text: str) -> list[object]:
     try:
         return list(_parsed(source, text))
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(f"{source}{_at(error.problem_mark)}: not YAML: {_complaint(error)}.") from error
+        raise ConfigError(f"{source}{_at(error.problem_mark)}: not YAML: {_yaml_problem(error)}.") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}.") from error
     except RecursionError:
@@ -192,7 +192,7 @@ def _parsed(source: str, text: str) -> Iterator[object]:
         loader.dispose()
 
 
-def _complaint(error: yaml.MarkedYAMLError) -> str:
+def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
     context = f" ({error.context})" if error.context and error.context_mark else ""
     problem = error.problem or "it can't be read"
     if "'\\t'" in problem:
@@ -209,11 +209,11 @@ def _refuse_traps(source: str, root: yaml.Node) -> None:
     sizes: dict[int, int | None] = {}
 
     def size(node: yaml.Node) -> int:
-        known = sizes.get(id(node), 0)
-        if known is None:
+        counted = sizes.get(id(node), 0)
+        if counted is None:
             raise ConfigError(f"{source}{_at(node.start_mark)}: an alias refers to itself: write the value out.")
-        if known:
-            return known
+        if counted:
+            return counted
         sizes[id(node)] = None  # being counted
         total = 1
         for child in _children(source, node):

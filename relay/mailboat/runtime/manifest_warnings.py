@@ -11,7 +11,7 @@ from typing import Final
 
 from mailboat_spec import EventSubscription, Manifests, OnExhausted, Pattern, full_name
 
-_PATTERN_TROUBLE: Final = (
+_PATTERN_PROBLEMS: Final = (
     (re.compile(r"^\s|\s$"), "begins or ends with a space, so it matches no ordinary type"),
     (re.compile(r",\s"), "has a comma in it: write one list entry per pattern"),
     (re.compile(r"^\.[*+]"), "looks like a regular expression and matches only types that begin with a dot: write *"),
@@ -40,12 +40,12 @@ def subscription_warnings(subscription: EventSubscription) -> Iterator[str]:
     where, spec = f"EventSubscription {full_name(subscription)}", subscription.spec
     for field, patterns in (("eventTypes", spec.filter.event_types), ("aggregateTypes", spec.filter.aggregate_types)):
         for pattern in patterns:
-            if (complaint := pattern_trouble(pattern)) is not None:
-                yield f'{where}: spec.filter.{field}: "{pattern}" {complaint}'
+            if (problem := pattern_problem(pattern)) is not None:
+                yield f'{where}: spec.filter.{field}: "{pattern}" {problem}'
     if spec.delivery.on_exhausted is OnExhausted.BLOCK and spec.delivery.dead_letter is not None:
         yield f"{where}: spec.delivery.deadLetter has no effect with onExhausted: Block"
 
 
-def pattern_trouble(pattern: Pattern) -> str | None:
+def pattern_problem(pattern: Pattern) -> str | None:
     """Return why a pattern probably does not match what was meant, or None."""
-    return next((complaint for shape, complaint in _PATTERN_TROUBLE if shape.search(str(pattern))), None)
+    return next((problem for shape, problem in _PATTERN_PROBLEMS if shape.search(str(pattern))), None)

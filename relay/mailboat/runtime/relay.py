@@ -20,7 +20,7 @@ from datetime import timedelta
 from random import Random
 
 from mailboat.delivery.backoff import Backoff, Outage
-from mailboat.delivery.checkpoints import Passing, ignore_checkpoint
+from mailboat.delivery.checkpoints import CheckpointHook, ignore_checkpoint
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import Clock, Stream
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 _RECONNECT = Backoff(initial=0.2, factor=2, ceiling=10.0, jitter=0.2)
 _LONG_ENOUGH = 5.0
 """Seconds of connection after which the next outage restarts the back-off."""
-_COURTESY = 10.0
+_OTHERS_TIMEOUT = 10.0
 """Seconds for which repartitioning waits until other relays, which get the same configuration, have finished."""
-_LOOK_AGAIN = 0.05
+_POLL_EVERY = 0.05
 _RETIRE_EVERY = 1.0
 _NEEDS_A_PERSON = (SchemaMismatch, ForeignDatabase, ConfigError)
 
@@ -81,7 +81,7 @@ class Relay:
         limits: ReadLimits | None = None,
         clock: Clock = time.monotonic,
         random: Random | None = None,
-        passing: Passing = ignore_checkpoint,
+        on_checkpoint: CheckpointHook = ignore_checkpoint,
     ) -> None:
         """``follows``: the configuration may change at run time, so an invalid one does not end the relay."""
         self.name = full_name(resource)
@@ -89,7 +89,7 @@ class Relay:
         self._identity = identity
         self._clock = clock
         self._random = random or Random()
-        self._passing = passing
+        self._on_checkpoint = on_checkpoint
         self._timings = timings or Timings()
         self._limits = limits or ReadLimits()
         self._totals = Totals()
@@ -142,7 +142,7 @@ class Relay:
                     if self._clock() - began > _LONG_ENOUGH:
                         outage = outage.recovered()
                     outage = outage.failed()
-                    self._lost(error)
+                    self._disconnected(error)
                     await first_of(stop, self._config.changed, timeout=outage.delay(self._random))
             self._enter(RelayState.STOPPING, "stopped")
         finally:
@@ -158,7 +158,7 @@ class Relay:
             log.info("Not connected yet: %s", why, extra={"relay": self.name})
         self._enter(RelayState.CONNECTING, why, Reason.STARTING)
 
-    def _lost(self, error: MailboatError) -> None:
+    def _disconnected(self, error: MailboatError) -> None:
         if str(error) != self._message:
             log.warning("Not connected: %s", error, extra={"relay": self.name})
         state = RelayState.FAILED if isinstance(error, _NEEDS_A_PERSON) else RelayState.CONNECTING
@@ -206,7 +206,7 @@ class Relay:
             self._timings,
             self._totals,
             self._clock,
-            self._passing,
+            self._on_checkpoint,
             self._oldest_snapshot,
         )
         change = ConfigChange(store, session, self._config.subscription_set, self._stream)
@@ -225,10 +225,10 @@ class Relay:
         self, connected: Connected, change: ConfigChange, stop: asyncio.Event, ends: asyncio.Event
     ) -> None:
         """Apply configuration changes to a running session. On a stop or for another connection, end the session."""
-        retirement = asyncio.ensure_future(self._retire_removed(connected.store, change.leaving))
+        retirement = asyncio.ensure_future(self._retire_removed(connected.store, change.withdrawing))
         try:
             while True:
-                await first_of(stop, self._config.changed, change.left)
+                await first_of(stop, self._config.changed, change.withdrawn)
                 if stop.is_set():
                     self._enter(RelayState.STOPPING, "finishing the batches in flight")
                     break
@@ -238,7 +238,7 @@ class Relay:
                     break
                 retirement.cancel()
                 await self._apply_config(connected, change)
-                retirement = asyncio.ensure_future(self._retire_removed(connected.store, change.leaving))
+                retirement = asyncio.ensure_future(self._retire_removed(connected.store, change.withdrawing))
             ends.set()
         finally:
             retirement.cancel()
@@ -246,9 +246,9 @@ class Relay:
 
     async def _apply_config(self, connected: Connected, change: ConfigChange) -> None:
         config, store = self._config, connected.store
-        change.left.clear()
+        change.withdrawn.clear()
         change.replaced += config.take_up(tolerant=True)
-        change.dismiss(config.subscription_set, lambda each: self._let_others_finish(store, [each]))
+        change.dismiss(config.subscription_set, lambda each: self._wait_for_others(store, [each]))
         await change.declare(config.subscription_set, config.version, may_lay_out=config.undeclared)
         config.undeclared = change.under_way
         connected.session.committer.poll_by(self._wake())
@@ -261,7 +261,7 @@ class Relay:
         return {"relay": self.name, "id": self._identity.id, "outbox": self._config.current.relay.spec.outbox.table}
 
     def _stream(self, parts: StreamParts, subscription: Subscription) -> Stream:
-        stream = parts.stream(subscription, self._clock, self._random, self._passing)
+        stream = parts.stream(subscription, self._clock, self._random, self._on_checkpoint)
         stream.meters = self._totals.meters[parts.name]
         return stream
 
@@ -269,28 +269,28 @@ class Relay:
         config = self._config
         declared = [each.resource for each in config.subscription_set.parts.values()]
         if config.undeclared and self._was_connected:
-            await self._let_others_finish(store, declared)
+            await self._wait_for_others(store, declared)
         subscriptions = await store.declare(declared, may_lay_out=config.undeclared, config_version=config.version)
         config.undeclared = False
         return subscriptions
 
-    async def _let_others_finish(self, store: PostgresStore, declared: Sequence[EventSubscription]) -> None:
+    async def _wait_for_others(self, store: PostgresStore, declared: Sequence[EventSubscription]) -> None:
         """Wait until other relays, which get the same configuration, released their partitions.
 
         Repartitioning earlier would redeliver their in-flight batches.
         """
-        deadline = self._clock() + _COURTESY
+        deadline = self._clock() + _OTHERS_TIMEOUT
         while self._clock() < deadline:
-            if not await store.in_other_hands(declared, self._config.version):
+            if not await store.owned_by_others(declared, self._config.version):
                 return
-            await asyncio.sleep(_LOOK_AGAIN)
+            await asyncio.sleep(_POLL_EVERY)
 
-    async def _retire_removed(self, store: PostgresStore, leaving: frozenset[str]) -> None:
+    async def _retire_removed(self, store: PostgresStore, withdrawing: frozenset[str]) -> None:
         """Retire deleted subscriptions once no relay with an older configuration delivers them."""
         named, version = {full_name(each) for each in self._config.current.subscriptions}, self._config.version
         try:
             while True:
-                retirement = await store.retire_gone(named | leaving, version)
+                retirement = await store.retire_removed(named | withdrawing, version)
                 for name in retirement.retired:
                     log.info("Subscription deleted; its progress is kept for 24 h", extra={"subscription": name})
                 if not retirement.awaited:
@@ -324,7 +324,7 @@ class Relay:
             name=self.name,
             relay=self._identity.id,
             state=self._state,
-            message=self._message or _trouble(maintenance),
+            message=self._message or _maintenance_error(maintenance),
             reason=self._reason or "",
             database_reachable=connected is not None,
             schema_ready=self._schema.ready,
@@ -357,7 +357,7 @@ class Relay:
         return subscription_status(resource, self._session, self._totals, self._clock())
 
 
-def _trouble(maintenance: Maintenance | None) -> str:
+def _maintenance_error(maintenance: Maintenance | None) -> str:
     """Return the error of the outbox maintenance, without which writers run out of time partitions."""
     error = maintenance.upkeep.error if maintenance else None
     return f"Upkeep of the outbox failed: {error}" if error else ""

@@ -112,7 +112,7 @@ class RelayConfig:
         )
         return DatabaseSettings(settings, outbox.retention, outbox.manage_schema, url)
 
-    def url_provider(self, known: str) -> UrlProvider:
+    def url_provider(self, last_url: str) -> UrlProvider:
         """Return a function that reads the database URL, or returns the known one if its secret was removed."""
         read_url = database_url(self.current.relay, self._secrets)
 
@@ -120,7 +120,7 @@ class RelayConfig:
             try:
                 return read_url()
             except ConfigError:
-                return known
+                return last_url
 
         return url
 

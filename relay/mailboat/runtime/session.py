@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from mailboat.delivery.checkpoints import Checkpoint, Passing
+from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.progress import ProgressCommitter
-from mailboat.delivery.rebalance import decide, living, orphans, reporter
+from mailboat.delivery.rebalance import decide, live_relays, orphans, reporter
 from mailboat.delivery.stream import Clock, Stream
 from mailboat.delivery.window_feeder import WindowFeeder
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError
@@ -68,14 +68,14 @@ class RelaySession(DeliverySession):
         timings: Timings,
         totals: Totals,
         clock: Clock,
-        passing: Passing,
+        on_checkpoint: CheckpointHook,
         oldest_snapshot: Callable[[], timedelta] = timedelta,
     ) -> None:
         self.streams = dict(streams)
         self.subscriptions = dict(subscriptions)
         self.membership: Membership | None = None
         self.lag = LagProbe(store, clock, timings.probe_every)
-        self.committer = ProgressCommitter(store, wake, clock, self, passing)
+        self.committer = ProgressCommitter(store, wake, clock, self, on_checkpoint)
         self.owned: dict[CursorKey, _Owned] = {}
         self.reported: frozenset[int] = frozenset()
         """Pull subscriptions whose lag this relay reports. One relay reports all partitions of a subscription."""
@@ -86,45 +86,45 @@ class RelaySession(DeliverySession):
         self._timings = timings
         self._totals = totals
         self._clock = clock
-        self._passing = passing
+        self._on_checkpoint = on_checkpoint
         self._oldest_snapshot = oldest_snapshot
         self._readers: set[WindowFeeder] = set()
-        self._leaving: set[CursorKey] = set()
+        self._releasing: set[CursorKey] = set()
         self._retirements: dict[asyncio.Task[None], int] = {}
         """Tasks that release partitions, with the subscription of each."""
         self._lease_until = clock() + timings.trusted  # the leases began when the store was joined
-        self._following: asyncio.Task[None] | None = None
+        self._follow_task: asyncio.Task[None] | None = None
         self._unheld_since: dict[CursorKey, float] = {}
-        self._opening: dict[int, asyncio.Task[None]] = {}
+        self._open_tasks: dict[int, asyncio.Task[None]] = {}
         self._withdrawing: set[int] = set()
         self._admitted_at = -math.inf
         self._group: asyncio.TaskGroup
         self._stop: asyncio.Event
 
-    async def run(self, stop: asyncio.Event, *beside: Coroutine[Any, Any, None]) -> None:
+    async def run(self, stop: asyncio.Event, *extra: Coroutine[Any, Any, None]) -> None:
         """Run until ``stop`` is set or the database is lost.
 
-        The coroutines in ``beside`` are cancelled with the session. An error of one of them ends the session.
+        The coroutines in ``extra`` are cancelled with the session. An error of one of them ends the session.
         """
         self._stop = stop
         try:
             async with asyncio.TaskGroup() as self._group:
-                works = (self._watch(stop), self._guard_leases(), self.committer.run(), self._probe(), *beside)
+                works = (self._watch(stop), self._guard_leases(), self.committer.run(), self._probe(), *extra)
                 background = [self._group.create_task(work) for work in works]
                 for stream in self.streams.values():
                     self._open(stream)
                 await stop.wait()  # heartbeats continue until the last batch is settled
-                if self._following is not None:
-                    self._following.cancel()  # it would claim released partitions again
+                if self._follow_task is not None:
+                    self._follow_task.cancel()  # it would claim released partitions again
                 while True:
-                    self._let_go(list(self.owned))
-                    await self._gone()  # releasing partitions needs the committer
+                    self._release(list(self.owned))
+                    await self._released()  # releasing partitions needs the committer
                     if not self.owned:  # a renewal in progress may have started workers
                         break
-                for task in (*background, *self._opening.values()):
+                for task in (*background, *self._open_tasks.values()):
                     task.cancel()
         except BaseExceptionGroup as errors:
-            raise _most_telling(errors) from errors
+            raise _primary_error(errors) from errors
 
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
@@ -143,22 +143,22 @@ class RelaySession(DeliverySession):
         """
         self._withdrawing.add(number)
         self.reported -= {number}
-        self._let_go([key for key in self.owned if key.subscription == number], keep=keep)
-        await self._gone(number)
-        self._opening.pop(number).cancel()
+        self._release([key for key in self.owned if key.subscription == number], keep=keep)
+        await self._released(number)
+        self._open_tasks.pop(number).cancel()
         del self.streams[number], self.subscriptions[number]
         self.lag.forget(number)
         self._withdrawing.discard(number)
         self._store.withdraw(number)
 
     def _open(self, stream: Stream) -> None:
-        self._opening[stream.number] = self._group.create_task(self._start_sink(stream))
+        self._open_tasks[stream.number] = self._group.create_task(self._start_sink(stream))
 
     async def _start_sink(self, stream: Stream) -> None:
         await open_sink(stream)
         for key, owned in self.owned.items():
             if key.subscription == stream.number:
-                owned.worker.nudge()
+                owned.worker.check_parked()
         await await_dead_letter_topic(stream)
 
     # -- ownership ---------------------------------------------------------------------------------------------------
@@ -169,9 +169,9 @@ class RelaySession(DeliverySession):
             began = self._clock()
             membership = await self._store.beat()
             self._lease_until = began + self._timings.trusted
-            free = not stop.is_set() and (self._following is None or self._following.done())
+            free = not stop.is_set() and (self._follow_task is None or self._follow_task.done())
             if free and began > self._admitted_at:  # an earlier query does not include a subscription admitted since
-                self._following = self._group.create_task(self._follow(membership))
+                self._follow_task = self._group.create_task(self._follow(membership))
             while (left := began + self._timings.beat_every - self._clock()) > 0:
                 if await self._store.wait_for_notification(left):
                     self.committer.notified()
@@ -190,8 +190,8 @@ class RelaySession(DeliverySession):
         before, self.membership = self.membership, membership
         now = self._clock()
         self._notice_changes(membership.subscriptions)
-        alive = living(membership)
-        self._log_peers(alive, living(before) if before is not None else {self._me})
+        alive = live_relays(membership)
+        self._log_peers(alive, live_relays(before) if before is not None else {self._me})
         self.reported = frozenset(
             number
             for number, stream in self.streams.items()
@@ -201,23 +201,23 @@ class RelaySession(DeliverySession):
         unheld = {h.key for h in membership.holdings if h.owner not in alive}
         self._unheld_since = {key: self._unheld_since.get(key, now) for key in unheld}
         for holding in membership.holdings:
-            if holding.owner != self._me and holding.key not in self._leaving:
+            if holding.owner != self._me and holding.key not in self._releasing:
                 self.lease_lost(holding.key)
-        held = frozenset(self.owned) | self._leaving
+        held = frozenset(self.owned) | self._releasing
         moves = decide(self._me, membership, held, self._unheld_since, now, self._timings.grace)
         for key, owned in self.owned.items():
             if key in membership.due:
-                owned.worker.nudge()
+                owned.worker.check_parked()
             elif not owned.worker.starving:
                 owned.worker.wake()
-        self._let_go(moves.release - self._leaving)
+        self._release(moves.release - self._releasing)
         if claim := [key for key in moves.claim if self._delivers(key)]:
             claimed = await self._start_workers(await self._store.claim(claim))
             self._log_claims(claimed, membership, alive)
         elif not held and not self.reported and not self.orphans:
-            await self._store.rest()
+            await self._store.close_unused()
         if self._oldest_snapshot().total_seconds() >= self._timings.old_snapshot:
-            self._let_go([key for key in self.owned if self._needs_renewal(key)], renew=True)
+            self._release([key for key in self.owned if self._needs_renewal(key)], renew=True)
 
     def _needs_renewal(self, key: CursorKey) -> bool:
         """Return whether a lease should be renewed now. While a snapshot is held, Postgres keeps the former versions of
@@ -233,11 +233,11 @@ class RelaySession(DeliverySession):
     def _log_claims(self, claimed: Sequence[CursorKey], membership: Membership, alive: set[str]) -> None:
         """Log the acquired partitions, one line per subscription and former owner."""
         former = {holding.key: holding.owner for holding in membership.holdings}
-        together: dict[tuple[int, str], list[int]] = defaultdict(list)
+        groups: dict[tuple[int, str], list[int]] = defaultdict(list)
         for key in claimed:
             owner = former.get(key)
-            together[key.subscription, owner if owner and owner not in alive else ""].append(key.partition)
-        for (number, owner), partitions in sorted(together.items()):
+            groups[key.subscription, owner if owner and owner not in alive else ""].append(key.partition)
+        for (number, owner), partitions in sorted(groups.items()):
             about = {"subscription": self.subscriptions[number].name, "partitions": sorted(partitions)}
             if owner:
                 about["from"] = owner
@@ -247,21 +247,26 @@ class RelaySession(DeliverySession):
         return key.subscription in self.streams and key.subscription not in self._withdrawing
 
     def _notice_changes(self, states: Mapping[int, Subscription]) -> None:
-        for number, known in self.subscriptions.items():
+        for number, subscription in self.subscriptions.items():
             current = states.get(number)
             if number in self._withdrawing:
                 continue
-            if current is None or (current.partitions, current.generation) != (known.partitions, known.generation):
-                raise LeaseLost(f"subscription {known.name} was deleted or repartitioned: starting a new session")
+            if current is None or (current.partitions, current.generation) != (
+                subscription.partitions,
+                subscription.generation,
+            ):
+                raise LeaseLost(
+                    f"subscription {subscription.name} was deleted or repartitioned: starting a new session"
+                )
             self.set_paused(number, current.paused)
 
     def set_paused(self, number: int, paused: bool) -> None:
         """Pause or resume a subscription that this session delivers."""
-        known = self.subscriptions[number]
-        if paused == known.paused:
+        subscription = self.subscriptions[number]
+        if paused == subscription.paused:
             return
-        log.info("Subscription %s.", "paused" if paused else "resumed", extra={"subscription": known.name})
-        self.subscriptions[number] = replace(known, paused=paused)
+        log.info("Subscription %s.", "paused" if paused else "resumed", extra={"subscription": subscription.name})
+        self.subscriptions[number] = replace(subscription, paused=paused)
         for key, owned in self.owned.items():
             if key.subscription == number:
                 self.committer.pause(key, paused)
@@ -289,9 +294,9 @@ class RelaySession(DeliverySession):
                 reopened[cursor.window][key] = worker
             started.append(key)
         if self.owned:
-            self._passing(Checkpoint.CLAIMED)
+            self._on_checkpoint(Checkpoint.CLAIMED)
         for window, members in reopened.items():
-            self.read(WindowFeeder(self._store, window, members, self, self._passing))
+            self.read(WindowFeeder(self._store, window, members, self, self._on_checkpoint))
         if withdrawn:
             await self._store.release(withdrawn)
         return started
@@ -308,46 +313,46 @@ class RelaySession(DeliverySession):
         """Return the seconds for which this relay may publish under its leases."""
         return self._lease_until - self._clock()
 
-    def _let_go(self, keys: Iterable[CursorKey], *, keep: bool = False, renew: bool = False) -> None:
+    def _release(self, keys: Iterable[CursorKey], *, keep: bool = False, renew: bool = False) -> None:
         """Release partitions with one task per subscription, so that a hanging sink does not delay other releases."""
-        together: dict[int, list[CursorKey]] = defaultdict(list)
+        groups: dict[int, list[CursorKey]] = defaultdict(list)
         for key in keys:
-            together[key.subscription].append(key)
-        for number, partitions in together.items():
-            retirement = self._group.create_task(self._let_go_together(partitions, keep=keep, renew=renew))
+            groups[key.subscription].append(key)
+        for number, partitions in groups.items():
+            retirement = self._group.create_task(self._release_group(partitions, keep=keep, renew=renew))
             self._retirements[retirement] = number
             retirement.add_done_callback(self._retirements.pop)
 
-    async def _gone(self, number: int | None = None) -> None:
+    async def _released(self, number: int | None = None) -> None:
         """Wait until pending releases are complete, of one subscription or of all."""
-        while going := [task for task, its in self._retirements.items() if number in (None, its)]:
-            await asyncio.wait(going)
+        while pending := [task for task, each in self._retirements.items() if number in (None, each)]:
+            await asyncio.wait(pending)
 
-    async def _let_go_together(self, keys: Iterable[CursorKey], *, keep: bool, renew: bool) -> None:
+    async def _release_group(self, keys: Iterable[CursorKey], *, keep: bool, renew: bool) -> None:
         """Finish the batches in flight, settle, and release the leases or renew them."""
-        leaving = {key: self.owned[key] for key in keys if key in self.owned and key not in self._leaving}
-        if not leaving:
+        releasing = {key: self.owned[key] for key in keys if key in self.owned and key not in self._releasing}
+        if not releasing:
             return
-        self._leaving |= leaving.keys()
-        for owned in leaving.values():
+        self._releasing |= releasing.keys()
+        for owned in releasing.values():
             owned.worker.stop()
         _, unfinished = await asyncio.wait(
-            {owned.task for owned in leaving.values()}, timeout=self._timings.drain_within
+            {owned.task for owned in releasing.values()}, timeout=self._timings.drain_within
         )
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
         await self.committer.settled()
-        for key, owned in leaving.items():
+        for key, owned in releasing.items():
             if self.owned.get(key) is owned:
                 self._forget(key)
-        leases = [owned.worker.lease for owned in leaving.values()]
+        leases = [owned.worker.lease for owned in releasing.values()]
         if renew and not self._stop.is_set():
             await self._start_workers(await self._store.renew(leases))
         elif not keep:
             await self._store.release(leases)
-        self._leaving -= leaving.keys()
-        self._passing(Checkpoint.RELEASED)
+        self._releasing -= releasing.keys()
+        self._on_checkpoint(Checkpoint.RELEASED)
 
     def lease_lost(self, key: CursorKey) -> None:
         """Stop the worker of a partition that another relay owns, without settling (G5)."""
@@ -375,12 +380,12 @@ class RelaySession(DeliverySession):
 
     def window_opened(self, opened: Opened) -> None:
         """Pass the events of a newly opened window to the workers of its partitions."""
-        mine = ((lease, self.owned.get(lease.key)) for lease in opened.members)
+        candidates = ((lease, self.owned.get(lease.key)) for lease in opened.members)
         workers = {
-            lease.key: owned.worker for lease, owned in mine if owned is not None and owned.worker.lease == lease
+            lease.key: owned.worker for lease, owned in candidates if owned is not None and owned.worker.lease == lease
         }
         if opened.events is None:
-            self.read(WindowFeeder(self._store, opened.window, workers, self, self._passing))
+            self.read(WindowFeeder(self._store, opened.window, workers, self, self._on_checkpoint))
             return
         for key, worker in workers.items():
             events = opened.events[key]
@@ -402,11 +407,11 @@ class RelaySession(DeliverySession):
         while True:
             await asyncio.sleep(self._timings.probe_every)
             for number in {key.subscription for key in self.owned} | self.reported | self.orphans.keys():
-                idle = number not in self.reported and number not in self.orphans and self.at_rest(number)
-                if (known := self.subscriptions.get(number)) is not None:
-                    await self.lag.query(known, idle=idle)
+                idle = number not in self.reported and number not in self.orphans and self.caught_up(number)
+                if (subscription := self.subscriptions.get(number)) is not None:
+                    await self.lag.query(subscription, idle=idle)
 
-    def at_rest(self, number: int) -> bool:
+    def caught_up(self, number: int) -> bool:
         """Return whether all events of this relay's partitions found by the last poll are settled."""
         return all(
             self.committer.at_head(key) and owned.worker.pending == 0
@@ -415,14 +420,14 @@ class RelaySession(DeliverySession):
         )
 
 
-def _most_telling(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+def _primary_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     """Choose the error for the caller, a ``MailboatError`` if there is one. Log each other error once."""
     found = {repr(error): error for error in _leaves(errors)}  # several tasks may fail for the same reason
     chosen = min(found.values(), key=lambda error: not isinstance(error, MailboatError))
     for error in (each for each in found.values() if each is not chosen):
-        ours = isinstance(error, MailboatError)
-        what = error if ours else type(error).__name__
-        log.error("Another task of the session failed: %s", what, exc_info=None if ours else error)
+        expected = isinstance(error, MailboatError)
+        text = error if expected else type(error).__name__
+        log.error("Another task of the session failed: %s", text, exc_info=None if expected else error)
     return chosen
 
 

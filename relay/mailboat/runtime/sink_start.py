@@ -25,34 +25,34 @@ async def open_sink(stream: Stream) -> None:
     while not stream.ready:
         try:
             await stream.sink.open()
-            stream.ready, stream.trouble = True, None
+            stream.ready, stream.problem = True, None
             stream.health.reachable(stream.clock())
         except Exception as error:  # an unexpected error of a sink must not end the other subscriptions
             reason = error if isinstance(error, SinkUnavailable) else as_unavailable(stream, error)
             stream.health.unavailable(str(reason), stream.clock())
-            stream.trouble, outage = str(reason), outage.failed()
+            stream.problem, outage = str(reason), outage.failed()
             await asyncio.sleep(outage.delay(stream.random))
 
 
 async def await_dead_letter_topic(stream: Stream) -> None:
     """Report a missing dead-letter topic in the status until it exists."""
-    topic, sink, known = stream.dead_letter_topic, stream.sink, stream.dead_topic
+    topic, sink, dead_topic = stream.dead_letter_topic, stream.sink, stream.dead_topic
     if topic is None or not isinstance(sink, ChecksTopics):
         return
-    outage, trouble = Outage(DEAD_TOPIC_BACKOFF), None
+    outage, problem = Outage(DEAD_TOPIC_BACKOFF), None
     while True:
         try:
             await sink.check_topic(topic)
             break
         except SinkUnavailable as error:
             message = dead_letter_topic_error(error)
-            if trouble is None:
+            if problem is None:
                 about = {"subscription": stream.name, "topic": topic}
                 log.warning("Dead-letter topic is not available: %s", message, extra=about)
-            trouble = f"the dead-letter topic {topic} is not available: {message}"
-            known.trouble = known.trouble or trouble
+            problem = f"the dead-letter topic {topic} is not available: {message}"
+            dead_topic.problem = dead_topic.problem or problem
         outage = outage.failed()
         await asyncio.sleep(outage.delay(stream.random))
-    if trouble is not None and known.trouble is not None:
-        known.trouble = None
+    if problem is not None and dead_topic.problem is not None:
+        dead_topic.problem = None
         log.info("Dead-letter topic is available", extra={"subscription": stream.name, "topic": topic})

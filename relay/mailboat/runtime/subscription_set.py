@@ -14,7 +14,7 @@ from random import Random
 
 from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import Backoff, RetryPolicy
-from mailboat.delivery.checkpoints import Passing
+from mailboat.delivery.checkpoints import CheckpointHook
 from mailboat.delivery.stream import Clock, Stream, StreamSettings
 from mailboat.errors import ConfigError, NotInThisRelease
 from mailboat.runtime.manifest_files import not_in_this_release
@@ -58,11 +58,11 @@ class StreamParts:
 
     def continues(self, before: StreamParts) -> bool:
         """Return whether the delivery started with ``before`` can continue unchanged. A pause does not interrupt it."""
-        mine, its = self.resource, before.resource
-        same_spec = mine.spec == its.spec.model_copy(update={"state": mine.spec.state})
-        return same_spec and mine.metadata.uid == its.metadata.uid and self.sink is before.sink
+        new, old = self.resource, before.resource
+        same_spec = new.spec == old.spec.model_copy(update={"state": new.spec.state})
+        return same_spec and new.metadata.uid == old.metadata.uid and self.sink is before.sink
 
-    def stream(self, subscription: Subscription, clock: Clock, random: Random, passing: Passing) -> Stream:
+    def stream(self, subscription: Subscription, clock: Clock, random: Random, on_checkpoint: CheckpointHook) -> Stream:
         """Create the stream for one connected period."""
         return Stream(
             subscription.number,
@@ -75,7 +75,7 @@ class StreamParts:
             dead_letter_topic=self.resource.dead_letter_topic,
             clock=clock,
             random=random,
-            passing=passing,
+            on_checkpoint=on_checkpoint,
         )
 
 

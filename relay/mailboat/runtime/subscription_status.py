@@ -14,7 +14,7 @@ from mailboat_spec import EventSubscription, full_name
 
 STALLED_AFTER = 90.0
 """Seconds without progress of the committer after which only a restart helps. Every wait of the committer ends sooner:
-idle waits after ``TURN_OVER``, database queries with the statement deadline."""
+idle waits after ``ACTIVE_EVERY``, database queries with the statement deadline."""
 
 
 def stalled(session: RelaySession, now: float) -> bool:
@@ -60,12 +60,12 @@ def subscription_status(
         else {}
     )
     backlog = session.lag.backlogs.get(number) if session and number is not None else None
-    at_rest = session is not None and number is not None and session.at_rest(number)
-    unasked = session.lag.errors.get(number) if session and number is not None else None
-    unknown = Lag(0, None, bounded=unasked is not None and not at_rest)
+    caught_up = session is not None and number is not None and session.caught_up(number)
+    probe_error = session.lag.errors.get(number) if session and number is not None else None
+    unknown = Lag(0, None, bounded=probe_error is not None and not caught_up)
     owned = []
     for partition, worker in sorted(workers.items()):
-        lag = backlog.partitions.get(partition, Lag(0, None)) if backlog and not at_rest else unknown
+        lag = backlog.partitions.get(partition, Lag(0, None)) if backlog and not caught_up else unknown
         pending = max(lag.pending, worker.pending)
         owned.append(
             PartitionStatus(
@@ -75,26 +75,26 @@ def subscription_status(
                 lag.oldest_age if pending else None,
                 worker.parked.count,
                 worker.counters.delivered,
-                worker.parked.trouble or worker.counters.current_error(worker.parked.count),
+                worker.parked.problem or worker.counters.current_error(worker.parked.count),
             )
         )
     if session is not None and number in session.reported:
         owned = _counted(range(session.subscriptions[number].partitions), backlog)
     orphans = _counted(sorted(session.orphans.get(number, ())), backlog) if session and number and backlog else []
     counted = [*owned, *orphans]
-    known = session.subscriptions.get(number) if session and number is not None else None
+    subscription = session.subscriptions.get(number) if session and number is not None else None
     stream = session.streams.get(number) if session and number is not None else None
-    away = next((p.counters.away for p in workers.values() if p.counters.away), None)
-    trouble = away or (stream.trouble if stream else None)
-    unannounced = stream.dead_topic.trouble if stream else None
-    lasting = trouble or unannounced or next((p.parked.trouble for p in workers.values() if p.parked.trouble), None)
+    unavailable = next((p.counters.unavailable for p in workers.values() if p.counters.unavailable), None)
+    problem = unavailable or (stream.problem if stream else None)
+    topic_problem = stream.dead_topic.problem if stream else None
+    current = problem or topic_problem or next((p.parked.problem for p in workers.values() if p.parked.problem), None)
     past, past_age = _last_error(workers.values(), totals.last_error.get(name), now)
-    stale = f"lag is as it was last known: {unasked}" if unasked else None
+    lag_error = f"lag is as it was last known: {probe_error}" if probe_error else None
     return SubscriptionStatus(
         name=name,
         sink=resource.spec.sink.kind,
-        state="Paused" if known and known.paused else "Running",
-        partitions=known.partitions if known else resource.spec.partitions,
+        state="Paused" if subscription and subscription.paused else "Running",
+        partitions=subscription.partitions if subscription else resource.spec.partitions,
         lag=sum(p.lag for p in counted),
         lag_bounded=any(p.lag_bounded for p in counted),
         oldest_age=max((p.oldest_age for p in counted if p.oldest_age is not None), default=None),
@@ -103,9 +103,9 @@ def subscription_status(
         published=delivered(name, session, totals),
         refused=totals.refused[name] + sum(p.counters.refused for p in workers.values()),
         rate=totals.meters[name].rate.at(now),
-        sink_reachable=False if trouble else True if stream and stream.ready else None,
-        last_error=lasting or past or stale,
-        last_error_age=0.0 if lasting or (stale and not past) else past_age,
+        sink_reachable=False if problem else True if stream and stream.ready else None,
+        last_error=current or past or lag_error,
+        last_error_age=0.0 if current or (lag_error and not past) else past_age,
         meters=totals.meters[name],
         blocked=backlog.blocked if backlog else 0,
         owned=tuple(owned),
@@ -136,9 +136,9 @@ def _last_error(
 
 def _counted(partitions: Iterable[int], backlog: Backlog | None) -> list[PartitionStatus]:
     """Return the status of partitions that this relay does not deliver: of consumers, or of a silent relay."""
-    known = backlog or Backlog({}, {}, 0, 0)
-    lags = [(partition, known.partitions.get(partition, Lag(0, None))) for partition in partitions]
+    counts = backlog or Backlog({}, {}, 0, 0)
+    lags = [(partition, counts.partitions.get(partition, Lag(0, None))) for partition in partitions]
     return [
-        PartitionStatus(partition, lag.pending, lag.bounded, lag.oldest_age, known.parked.get(partition, 0), 0, None)
+        PartitionStatus(partition, lag.pending, lag.bounded, lag.oldest_age, counts.parked.get(partition, 0), 0, None)
         for partition, lag in lags
     ]

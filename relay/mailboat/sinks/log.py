@@ -29,7 +29,7 @@ from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 _STDOUT: Final = 1
 _PIPE_PIECE: Final = select.PIPE_BUF  # a pipe that is ready accepts this much without blocking
 _FILE_PIECE: Final = 1024 * 1024
-_LOOK_AGAIN: Final = 50  # milliseconds
+_POLL_MS: Final = 50  # milliseconds
 
 
 class LogSink:
@@ -43,7 +43,7 @@ class LogSink:
         self._descriptor: int | None = descriptor if path is None else None
         self._torn = False
         self._turn = asyncio.Lock()
-        self._stops = KeyFence()
+        self._fence = KeyFence()
         self._closed = False
 
     @classmethod
@@ -65,7 +65,7 @@ class LogSink:
         return None
 
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
-        return self._publish(batch, self._stops.call())
+        return self._publish(batch, self._fence.call())
 
     async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         deadline = time.monotonic() + self._delivery_timeout
@@ -107,16 +107,16 @@ class LogSink:
         if self._closed or descriptor is None:
             return 0, SinkUnavailable("the sink is not open")
         lines = [_line(message) for message in batch]
-        gave_up = threading.Event()
-        writing = in_a_thread(partial(self._write_pieces, descriptor, b"".join(lines), deadline, gave_up), "log-sink")
+        cancelled = threading.Event()
+        write = in_a_thread(partial(self._write_pieces, descriptor, b"".join(lines), deadline, cancelled), "log-sink")
         try:
-            sent, error = await asyncio.shield(writing)
+            sent, error = await asyncio.shield(write)
         except asyncio.CancelledError:
-            gave_up.set()
-            while not writing.done():  # the thread stops before its next piece
+            cancelled.set()
+            while not write.done():  # the thread stops before its next piece
                 # Wait even if cancelled again: the next call must not write while the thread is still writing.
                 with suppress(asyncio.CancelledError):
-                    await asyncio.wait([writing])
+                    await asyncio.wait([write])
             raise
         if error is None:
             return len(lines), None
@@ -129,7 +129,7 @@ class LogSink:
         return whole, error
 
     def _write_pieces(
-        self, descriptor: int, data: bytes, deadline: float, gave_up: threading.Event
+        self, descriptor: int, data: bytes, deadline: float, cancelled: threading.Event
     ) -> tuple[int, SinkUnavailable | None]:
         """Return the number of bytes written, and the error that prevented the rest. Runs in a thread."""
         view, sent = memoryview(data), 0
@@ -141,9 +141,9 @@ class LogSink:
                 os.write(descriptor, b"\n")  # ends the partial line of the last failure, so that the next one is intact
                 self._torn = False
             while sent < len(view):
-                if gave_up.is_set() or time.monotonic() >= deadline:
+                if cancelled.is_set() or time.monotonic() >= deadline:
                     return sent, SinkUnavailable(f"{self._place} took nothing more: does its reader still read?")
-                if ready.poll(_LOOK_AGAIN):
+                if ready.poll(_POLL_MS):
                     sent += os.write(descriptor, view[sent : sent + piece])
             return sent, None
         except OSError as error:

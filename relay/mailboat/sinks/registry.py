@@ -31,9 +31,9 @@ def build_sink(spec: SinkSpec, context: SinkContext) -> Sink:
 def _load(name: str, where: str, context: SinkContext) -> type[Sink]:
     found = next(iter(entry_points(group=GROUP, name=name)), None)
     if found is None:
-        known = ", ".join(sorted({point.name for point in entry_points(group=GROUP)})) or "none"
+        installed = ", ".join(sorted({point.name for point in entry_points(group=GROUP)})) or "none"
         raise NoSuchSink(
-            f'{where}: no installed package offers a sink "{name}" (there are: {known}); install the package that '
+            f'{where}: no installed package offers a sink "{name}" (there are: {installed}); install the package that '
             f'registers it under the entry point group "{GROUP}", or mend the name'
         )
     try:

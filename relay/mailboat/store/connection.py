@@ -238,11 +238,11 @@ class PostgresConnection:
         async with self._turn, explained(None, self._deadline):
             return await self._thread.run(run)
 
-    async def read(self, work: Callable[[Pipeline], Callable[[], T]], *, patient: bool = False) -> T:
+    async def read(self, work: Callable[[Pipeline], Callable[[], T]], *, no_deadline: bool = False) -> T:
         """Run ``work`` in a read-only transaction, then the callable it returned, both in a thread.
 
-        All statements see the same snapshot. If ``patient``, there is no deadline; TCP keepalives on this connection
-        and heartbeats on another one detect an unavailable server.
+        All statements see the same snapshot. With ``no_deadline``, TCP keepalives on this connection and heartbeats on
+        another one detect an unavailable server.
         """
 
         def run() -> T:
@@ -254,7 +254,7 @@ class PostgresConnection:
             return answer()
 
         async with self._turn, explained(None, self._deadline) as timeout:
-            if patient:
+            if no_deadline:
                 timeout.reschedule(None)
             return await self._thread.run(run)
 

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncCursor
 
-_PATIENCE = "100ms"
+_LOCK_TIMEOUT = "100ms"
 """Far below the server's deadlock_timeout, which is one second by default."""
 
 
@@ -27,7 +27,7 @@ async def lock_cursors(
     while True:
         try:
             async with cursor.connection.transaction():
-                await _wait_at_most(cursor, _PATIENCE)
+                await _wait_at_most(cursor, _LOCK_TIMEOUT)
                 await cursor.execute(statement, where)
                 rows = await cursor.fetchall()
                 await _wait_at_most(cursor, usual)
@@ -36,5 +36,5 @@ async def lock_cursors(
             continue
 
 
-async def _wait_at_most(cursor: AsyncCursor[tuple[Any, ...]], patience: str) -> None:
-    await cursor.execute("select set_config('lock_timeout', %s, true)", [patience])
+async def _wait_at_most(cursor: AsyncCursor[tuple[Any, ...]], timeout: str) -> None:
+    await cursor.execute("select set_config('lock_timeout', %s, true)", [timeout])

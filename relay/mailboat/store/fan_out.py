@@ -19,12 +19,12 @@ def fan_out_single(
     rows: Iterable[Sequence[Any]], subscription: Subscription, members: frozenset[CursorKey]
 ) -> dict[CursorKey, list[OutboxEvent]]:
     """Route the rows of one subscription to its partitions that are members."""
-    lanes: list[list[OutboxEvent]] = [[] for _ in range(subscription.partitions)]
+    routed: list[list[OutboxEvent]] = [[] for _ in range(subscription.partitions)]
     partitions, new, slot = subscription.partitions, tuple.__new__, EVENT_COLUMNS - 1
     for row in rows:
-        lanes[row[slot] % partitions].append(new(OutboxEvent, row))
+        routed[row[slot] % partitions].append(new(OutboxEvent, row))
     keys = (CursorKey(subscription.number, partition) for partition in range(partitions))
-    return {key: lane for key, lane in zip(keys, lanes, strict=True) if lane and key in members}
+    return {key: events for key, events in zip(keys, routed, strict=True) if events and key in members}
 
 
 def fan_out(
@@ -33,11 +33,11 @@ def fan_out(
     members: frozenset[CursorKey],
 ) -> dict[CursorKey, list[OutboxEvent]]:
     """Route rows with their matching subscriptions to the members among those subscriptions' partitions."""
-    lanes: dict[CursorKey, list[OutboxEvent]] = {key: [] for key in members}
+    routed: dict[CursorKey, list[OutboxEvent]] = {key: [] for key in members}
     for columns, matching in rows:
         event = OutboxEvent._make(columns)
         for number in matching:
-            lane = lanes.get(CursorKey(number, event.slot % subscriptions[number].partitions))
-            if lane is not None:
-                lane.append(event)
-    return {key: lane for key, lane in lanes.items() if lane}
+            events = routed.get(CursorKey(number, event.slot % subscriptions[number].partitions))
+            if events is not None:
+                events.append(event)
+    return {key: events for key, events in routed.items() if events}

@@ -25,14 +25,14 @@ class Heartbeats:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Heartbeat, float]] = {}
 
-    def silences(self, latest: Mapping[str, Heartbeat], asked_at: float, answered_at: float) -> dict[str, float]:
+    def silences(self, latest: Mapping[str, Heartbeat], sent_at: float, answered_at: float) -> dict[str, float]:
         """Return the seconds without a change for each relay, as a lower bound.
 
         A change counts from the arrival of the result, a silence up to the sending of the query. A result that is late,
         or that waited in a suspended process, therefore never makes a relay appear silent.
         """
         self._seen = {
-            relay: known if (known := self._seen.get(relay)) and known[0] == heartbeat else (heartbeat, answered_at)
+            relay: seen if (seen := self._seen.get(relay)) and seen[0] == heartbeat else (heartbeat, answered_at)
             for relay, heartbeat in latest.items()
         }
-        return {relay: max(0.0, asked_at - since) for relay, (_, since) in self._seen.items()}
+        return {relay: max(0.0, sent_at - since) for relay, (_, since) in self._seen.items()}

@@ -77,18 +77,18 @@ class Leases:
         self._heartbeats = Heartbeats()
 
     @property
-    def _who(self) -> dict[str, object]:
+    def _identity(self) -> dict[str, object]:
         return {"relay": self._me.id, "incarnation": self._me.incarnation, "outbox": self._outbox, "ttl": self._ttl}
 
     async def join(self, link: PostgresConnection, serves: Collection[int]) -> bool:
         """Register this relay. Return True if it holds its liveness lock; raise ``LeaseLost`` if its id is in use."""
         session_lock = not link.server.pooled and await self._take_liveness_lock(link)
         async with link.transaction() as cursor:
-            await cursor.execute(_SQL["inherit"], self._who)
-            await cursor.execute(_SQL["disown"], {**self._who, "serves": list(serves)})
+            await cursor.execute(_SQL["inherit"], self._identity)
+            await cursor.execute(_SQL["disown"], {**self._identity, "serves": list(serves)})
             await cursor.execute(
                 _SQL["join"],
-                {**self._who, "address": self._me.address, "serves": list(serves), "session_lock": session_lock},
+                {**self._identity, "address": self._me.address, "serves": list(serves), "session_lock": session_lock},
             )
         return session_lock
 
@@ -107,7 +107,7 @@ class Leases:
                 return True
             await asyncio.sleep(_LOCK_PAUSE)
         async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["lock_holder"], {**self._who, **key})
+            await cursor.execute(_SQL["lock_holder"], {**self._identity, **key})
             holder, in_use = await cursor.fetchone() or ("", True)
         if in_use:
             raise LeaseLost(
@@ -125,16 +125,16 @@ class Leases:
 
         ``delivered``: the subscriptions among ``serves`` whose partitions relays own.
         """
-        asked_at = self._clock()
+        sent_at = self._clock()
         async with link.autocommit() as cursor:
-            where = {**self._who, "serves": list(serves), "delivered": list(delivered)}
+            where = {**self._identity, "serves": list(serves), "delivered": list(delivered)}
             await cursor.execute(_SQL["beat"], where)
             found = await cursor.fetchone()
             if found is None:
                 raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
             relays, owners, subscriptions, due = (column or () for column in found)
             latest = {relay: Heartbeat(incarnation, beat_at) for relay, incarnation, beat_at, *_ in relays}
-            silences = self._heartbeats.silences(latest, asked_at, self._clock())
+            silences = self._heartbeats.silences(latest, sent_at, self._clock())
             peers: list[RelayPeer] = []
             for relay, _, _, ttl, served, session_lock in relays:
                 if relay == self._me.id:
@@ -158,7 +158,7 @@ class Leases:
     async def leave(self, link: PostgresConnection) -> None:
         """Deregister this relay, so that its peers need not wait for expiry."""
         async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["leave"], self._who)
+            await cursor.execute(_SQL["leave"], self._identity)
 
     async def claim(self, link: PostgresConnection, keys: Mapping[CursorKey, int]) -> list[Cursor]:
         """Acquire the cursors that no live relay owns, if their generation is the one given by the caller.
@@ -170,7 +170,7 @@ class Leases:
             link,
             _SQL["claim"],
             {
-                **self._who,
+                **self._identity,
                 "subscriptions": [k.subscription for k in keys],
                 "partitions": [k.partition for k in keys],
                 "generations": list(keys.values()),
@@ -214,7 +214,7 @@ class Leases:
     async def request_wakeup(self, link: PostgresConnection, active: bool) -> None:
         """Enable or disable wake-ups (NOTIFY) from writers."""
         async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["request_wakeup"], {**self._who, "active": active})
+            await cursor.execute(_SQL["request_wakeup"], {**self._identity, "active": active})
 
     async def horizon(self, link: PostgresConnection) -> str:
         """Return the transaction id below which writers may not have seen the request for wake-ups."""

@@ -161,7 +161,7 @@ class Settlement:
     """Only the first parked event of a key may be retried. If False, each parked event is retried separately."""
     arrange: frozenset[str] = frozenset()
     """Keys whose events were parked by a previous owner, possibly with a different value of ``ordered``."""
-    in_hand: bool | None = None
+    in_flight: bool | None = None
     """True if events are in flight from now on, so that a death of this relay counts as a crash; None: unchanged.
     After a claim, events count as in flight until a settlement sets False."""
 
@@ -333,10 +333,10 @@ class OutboxStore(Protocol):
         """
         ...
 
-    async def read(self, window: Window, members: Sequence[Lease], after: int, *, deaths: int = 0) -> Chunk:
+    async def read(self, window: Window, members: Sequence[Lease], after: int, *, crash_count: int = 0) -> Chunk:
         """Return the next chunk of an open window after the id ``after``, routed to the members.
 
-        ``deaths`` is the crash count at this position. The higher it is, the smaller the chunk.
+        ``crash_count`` is the crash count at this position. The higher it is, the smaller the chunk.
         """
         ...
 
@@ -355,19 +355,22 @@ class OutboxStore(Protocol):
         """Return the first parked events of a key in sending order, with the same limits as ``due``."""
         ...
 
-    async def sleep(self) -> None:
+    async def enable_wakeups(self) -> None:
         """Enable wake-ups (NOTIFY) from writers before this relay becomes idle."""
         ...
 
-    async def awake(self) -> None:
+    async def disable_wakeups(self) -> None:
         """Disable wake-ups from writers."""
         ...
 
     async def undecided_writers(self) -> bool:
-        """Return True if a transaction open at the last ``sleep`` is still open: it may commit without a wake-up."""
+        """Return True if a transaction open at the last ``enable_wakeups`` is still open.
+
+        It may commit without a wake-up.
+        """
         ...
 
-    async def rest(self) -> None:
+    async def close_unused(self) -> None:
         """Close the resources that only an owner of partitions needs. Called when this relay owns none."""
         ...
 

@@ -45,11 +45,11 @@ class ParkedRows:
                 | {"attempts": dead.attempts, "sequence": dead.sequence, "ordinal": dead.ordinal},
             )
         touched: list[Cursor[Row]] = []
-        gone = [*settlement.unpark, *(d.ordinal for d in settlement.dead if d.ordinal is not None)]
-        if gone:
-            touched.append(pipeline.send(_SQL["unpark"], {"subscription": key.subscription, "ordinals": gone}))
-        again = [park for park in settlement.park if park.ordinal is not None]
-        touched += [pipeline.send(_SQL["repark"], where | _state(park)) for park in again]
+        unparked = [*settlement.unpark, *(d.ordinal for d in settlement.dead if d.ordinal is not None)]
+        if unparked:
+            touched.append(pipeline.send(_SQL["unpark"], {"subscription": key.subscription, "ordinals": unparked}))
+        reparked = [park for park in settlement.park if park.ordinal is not None]
+        touched += [pipeline.send(_SQL["repark"], where | _state(park)) for park in reparked]
         new = [park for park in settlement.park if park.ordinal is None]
         keys = {park.event.key for park in new}
         if touched:
@@ -86,9 +86,9 @@ class ParkedRows:
 
     async def queue(self, link: PostgresConnection, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
         """Return a key's parked events in sending order."""
-        wanted = {**lease.key._asdict(), "key": key, "limit": limit, "max_bytes": max_bytes}
+        parameters = {**lease.key._asdict(), "key": key, "limit": limit, "max_bytes": max_bytes}
         async with link.autocommit() as cursor:
-            await cursor.execute(_QUEUE, wanted)
+            await cursor.execute(_QUEUE, parameters)
             return [_parked(row) for row in await cursor.fetchall()]
 
 

@@ -50,9 +50,9 @@ from mailboat.store.subscription_rows import (
     ConfigVersion,
     RetireResult,
     declare,
-    in_other_hands,
+    owned_by_others,
     refuse_foreign_cursors,
-    retire_gone,
+    retire_removed,
 )
 from mailboat.store.window_reads import WindowReads
 from mailboat.store.windows import Windows
@@ -79,14 +79,16 @@ class PostgresStore:
         self._control = control
         self._links: dict[str, PostgresConnection] = {}
         """Connections for work, reads and probes, by purpose."""
-        self._opening: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._open_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._measurements = asyncio.Semaphore(MEASUREMENTS_AT_ONCE)
         self._leases = Leases(
             me, settings.layout.table, settings.lease_ttl, settings.overdue_after, settings.sync_level
         )
-        self._parking = ParkedRows()
+        self._parked_rows = ParkedRows()
         self._query_cache = QueryCache(settings.layout)
-        self._windows = Windows(settings.layout, self._query_cache, settings.sync_level, settings.limits, self._parking)
+        self._windows = Windows(
+            settings.layout, self._query_cache, settings.sync_level, settings.limits, self._parked_rows
+        )
         self._reads = WindowReads(self._query_cache, settings.limits)
         self._routes: dict[int, SubscriptionQuery] = {}
         """All subscriptions declared over this connection, including those that are no longer served."""
@@ -155,15 +157,15 @@ class PostgresStore:
         """Stop serving this subscription."""
         self._serves -= {number}
 
-    async def in_other_hands(self, subscriptions: Sequence[EventSubscription], config_version: ConfigVersion) -> bool:
+    async def owned_by_others(self, subscriptions: Sequence[EventSubscription], config_version: ConfigVersion) -> bool:
         """Return True if declaring these subscriptions would repartition cursors that other relays own."""
-        return await in_other_hands(
+        return await owned_by_others(
             self._control, self._settings.layout.table, self._me.id, subscriptions, config_version
         )
 
-    async def retire_gone(self, named: Collection[str], config_version: ConfigVersion) -> RetireResult:
+    async def retire_removed(self, named: Collection[str], config_version: ConfigVersion) -> RetireResult:
         """Retire the subscriptions of this OutboxRelay that its configuration no longer contains."""
-        return await retire_gone(self._control, self._settings.layout.table, self._me.id, named, config_version)
+        return await retire_removed(self._control, self._settings.layout.table, self._me.id, named, config_version)
 
     async def join(self) -> None:
         """Register this relay and reset its wake-ups."""
@@ -189,8 +191,8 @@ class PostgresStore:
         if not keys:
             return []
         await self._windows.store_unwritten(await self._link("work"))
-        known = {key: self._routes[key.subscription].subscription.generation for key in keys}
-        return await self._leases.claim(await self._link("work"), known)
+        generations = {key: self._routes[key.subscription].subscription.generation for key in keys}
+        return await self._leases.claim(await self._link("work"), generations)
 
     async def renew(self, leases: Collection[Lease]) -> list[Cursor]:
         work = await self._link("work")
@@ -203,7 +205,7 @@ class PostgresStore:
             await self._windows.store_unwritten(work)
             await self._leases.release(work, leases)
 
-    async def rest(self) -> None:
+    async def close_unused(self) -> None:
         """Close all connections except for control, and disable wake-ups. Called when this relay owns no partition."""
         await self._close("work")
         await self._close("read")
@@ -224,25 +226,25 @@ class PostgresStore:
             finally:
                 await link.close()
 
-    async def read(self, window: Window, members: Sequence[Lease], after: int, *, deaths: int = 0) -> Chunk:
-        return await self._reads.read(await self._link("read"), window, members, after, deaths=deaths)
+    async def read(self, window: Window, members: Sequence[Lease], after: int, *, crash_count: int = 0) -> Chunk:
+        return await self._reads.read(await self._link("read"), window, members, after, crash_count=crash_count)
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
-        return await self._parking.keys(await self._link("work"), lease)
+        return await self._parked_rows.keys(await self._link("work"), lease)
 
     async def due(self, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
-        return await self._parking.due(await self._link("work"), lease, limit, max_bytes)
+        return await self._parked_rows.due(await self._link("work"), lease, limit, max_bytes)
 
     async def queue(self, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
-        return await self._parking.queue(await self._link("work"), lease, key, limit, max_bytes)
+        return await self._parked_rows.queue(await self._link("work"), lease, key, limit, max_bytes)
 
-    async def sleep(self) -> None:
+    async def enable_wakeups(self) -> None:
         work = await self._link("work")
         if self._listens and self._settings.notify is Notify.AUTO:
             await self._request_wakeup(work, True)
         self._horizon = await self._leases.horizon(work)
 
-    async def awake(self) -> None:
+    async def disable_wakeups(self) -> None:
         if self._wakeup_requested:
             await self._request_wakeup(await self._link("work"), False)
 
@@ -261,10 +263,12 @@ class PostgresStore:
         route, layout, bound = self._routes[subscription], self._settings.layout, self._settings.lag_bound
         statement = sql.SQL(_SQL["backlog"]).format(rows=layout.rows, wanted=route.wanted)
         where = {"subscription": subscription, "partitions": route.subscription.partitions, "bound": bound}
-        patience = {"patience": f"{self._settings.deadline * 500:.0f}ms"}  # the server cancels before our own deadline
+        timeout_setting = {
+            "patience": f"{self._settings.deadline * 500:.0f}ms"
+        }  # the server cancels before our own deadline
 
         def probe(pipeline: Pipeline) -> Callable[[], Backlog]:
-            pipeline.send(_SQL["probe_at_most"], patience)
+            pipeline.send(_SQL["probe_at_most"], timeout_setting)
             lags = pipeline.send(statement, where)
             parked, dead, blocked = (pipeline.send(_SQL[name], where) for name in ("parked", "dead", "blocked"))
 
@@ -288,18 +292,18 @@ class PostgresStore:
                 await self._leases.leave(self._control)
         finally:
             self._wakeup_requested = False  # deleted together with the relay's row
-            await self.rest()
+            await self.close_unused()
             await self._control.close()
 
     async def _link(self, purpose: str) -> PostgresConnection:
         """Return the connection of this purpose. Open it if there is none."""
-        async with self._opening[purpose]:
+        async with self._open_locks[purpose]:
             if purpose not in self._links:
                 self._links[purpose] = await self._connect(purpose, reads_windows=True)
             return self._links[purpose]
 
     async def _close(self, purpose: str, *, at_once: bool = False) -> None:
-        async with self._opening[purpose]:
+        async with self._open_locks[purpose]:
             link = self._links.pop(purpose, None)
         if link is not None:
             await link.close(at_once=at_once)

@@ -108,17 +108,17 @@ class QueryCache:
             "head": sql.SQL(_SQL["head"]),
             "this_window": sql.SQL(_SQL["this_window"]),
         }
-        self._known: tuple[Mapping[int, SubscriptionQuery], dict[tuple[int, ...], ComposedQueries]] = ({}, {})
+        self._cached: tuple[Mapping[int, SubscriptionQuery], dict[tuple[int, ...], ComposedQueries]] = ({}, {})
         """The subscription set, and its statements so far. Replaced as a whole, because threads compose statements."""
         self.span = sql.SQL(_SQL["span"]).format(**self._fixed).as_bytes()
 
     def route(self, routes_by_number: Mapping[int, SubscriptionQuery]) -> None:
         """Replace the subscription set."""
-        self._known = (routes_by_number, {})
+        self._cached = (routes_by_number, {})
 
     def for_members(self, members: Iterable[Lease]) -> ComposedQueries:
         """Return the statements that read for these cursors."""
-        routes_by_number, composed = self._known
+        routes_by_number, composed = self._cached
         found = {lease.key.subscription for lease in members}
         numbers = tuple(found) if len(found) == 1 else tuple(sorted(routes_by_number))
         if numbers not in composed:

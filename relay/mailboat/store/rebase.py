@@ -59,14 +59,14 @@ async def keep_history(link: PostgresConnection, layout: TableLayout) -> int:
         link.take_time()  # some events are checked for each cursor position
         names = {"outbox": layout.outbox, "id": layout.column("id"), "xid": layout.column("xid")}
         await cursor.execute(sql.SQL(_SQL["history"]).format(**names), where)
-        systems, behind, looked_at, strange = await cursor.fetchone() or (0, True, 0, 0)
+        systems, behind, checked, strange = await cursor.fetchone() or (0, True, 0, 0)
         if systems > 1:
             raise _other_history(f"the cursors were written in {systems} other systems")
         if behind:
             raise _other_history("this server's transaction ids are behind those that the cursors refer to")
         if strange:
             raise _other_history(
-                f"of {looked_at} events that were looked at, {strange} were not written by the transaction that their"
+                f"of {checked} events that were looked at, {strange} were not written by the transaction that their"
                 " xid names: they were restored, copied or changed"
             )
         await cursor.execute(_SQL["keep"], where)

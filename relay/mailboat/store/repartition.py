@@ -6,9 +6,9 @@ old cursors (``previous_layout``). Its first window ends at the current snapshot
 settled if the old cursor of its old partition had settled it. Within a key, events are sent in the order of ids, so no
 event overtakes another.
 
-The unsettled events may span a large part of the table, and scanning it may take minutes. ``undone`` scans before the
-transaction, while relays continue. The transaction that locks the cursors scans only newer events. A relay's tick is
-one transaction for all subscriptions, so cursors locked for minutes would stop all of them.
+The unsettled events may span a large part of the table, and scanning it may take minutes. ``unsettled_range`` scans
+before the transaction, while relays continue. The transaction that locks the cursors scans only newer events. A relay's
+tick is one transaction for all subscriptions, so cursors locked for minutes would stop all of them.
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ class UnsettledRange:
         return UnsettledRange(later.window_snapshot, min(lowest, default=None), max(highest, default=None))
 
 
-async def undone(link: PostgresConnection, layout: TableLayout, wanted: Mapping[str, object]) -> UnsettledRange | None:
+async def unsettled_range(
+    link: PostgresConnection, layout: TableLayout, parameters: Mapping[str, object]
+) -> UnsettledRange | None:
     """Return the unsettled range of a subscription that needs repartitioning; None if it needs none."""
     async with link.transaction() as cursor:
-        await cursor.execute(_SQL["differs"], wanted)
+        await cursor.execute(_SQL["differs"], parameters)
         found = await cursor.fetchone()
         if found is None:
             return None
         link.take_time()  # all unsettled events are scanned, however many
         await _refuse_other_server(cursor, link.server)
-        return await _look(cursor, layout, "span", {"subscription": found[0]})
+        return await _query_range(cursor, layout, "span", {"subscription": found[0]})
 
 
 async def repartition(
@@ -64,7 +66,7 @@ async def repartition(
 ) -> int:
     """Repartition the subscription in the caller's transaction and return the new generation.
 
-    ``before`` is the range that ``undone`` returned. Without it, all unsettled events are scanned now.
+    ``before`` is the range that ``unsettled_range`` returned. Without it, all unsettled events are scanned now.
     """
     where = {"subscription": subscription, "partitions": partitions}
     old = [
@@ -79,15 +81,17 @@ async def repartition(
         )
     ]
     if before is None:
-        left = await _look(cursor, layout, "span", where)
+        unsettled = await _query_range(cursor, layout, "span", where)
     else:
         await _refuse_other_server(cursor, server)
-        left = before.joined_by(await _look(cursor, layout, "span_since", {"since": before.window_snapshot}))
+        unsettled = before.joined_by(
+            await _query_range(cursor, layout, "span_since", {"since": before.window_snapshot})
+        )
     previous_layout = json.dumps({"partitions": len(old), "cursors": old})
     bounds = {
-        "window_snapshot": left.window_snapshot,
-        "lowest": left.lowest,
-        "highest": left.highest,
+        "window_snapshot": unsettled.window_snapshot,
+        "lowest": unsettled.lowest,
+        "highest": unsettled.highest,
         "previous_layout": previous_layout,
     }
     await cursor.execute(_SQL["replace"], where | bounds)
@@ -98,7 +102,7 @@ async def repartition(
     return int(row[0])
 
 
-async def _look(
+async def _query_range(
     cursor: AsyncCursor[Row], layout: TableLayout, name: str, where: Mapping[str, object]
 ) -> UnsettledRange:
     await cursor.execute(sql.SQL(_SQL[name]).format(rows=layout.rows), where)

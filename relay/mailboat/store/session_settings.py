@@ -67,11 +67,11 @@ def pins(version: int, deadline: float, *, local: bool) -> bytes:
     ``deadline``: seconds after which the server gives up a client that does not acknowledge data. A session that is
     idle in a transaction ends sooner, because its locks would delay the takeover of a hung relay's partitions.
     """
-    patience = f"{deadline * 1000:.0f}ms"
+    timeout = f"{deadline * 1000:.0f}ms"
     values = {name: value for name, value in _PINNED.items() if version >= _SINCE.get(name, 0)}
     values["idle_in_transaction_session_timeout"] = f"{min(deadline, _IDLE_IN_TRANSACTION) * 1000:.0f}ms"
     if not local:
-        values |= {"tcp_user_timeout": patience, **_SOCKET}
+        values |= {"tcp_user_timeout": timeout, **_SOCKET}
     scope = "true" if local else "false"
     calls = [f"pg_catalog.set_config('{name}', '{value}', {scope})" for name, value in values.items()]
     return f"select {', '.join(calls)}".encode()
@@ -137,23 +137,23 @@ def libpq_settings(conninfo: str) -> dict[str, Any]:
     Of several hosts the primary is used. ``read-write``, which users set for the same purpose, is replaced: it would
     refuse a primary whose database is read-only by default, although the session overrides that default.
     """
-    given = psycopg.conninfo.conninfo_to_dict(conninfo)
-    if "://" in conninfo and _shows_password(conninfo, given):
+    configured = psycopg.conninfo.conninfo_to_dict(conninfo)
+    if "://" in conninfo and _shows_password(conninfo, configured):
         raise psycopg.ProgrammingError("a character of the password is not percent-encoded")
-    if given.get("target_session_attrs") == "read-write":
-        del given["target_session_attrs"]
-    wanted = {
+    if configured.get("target_session_attrs") == "read-write":
+        del configured["target_session_attrs"]
+    defaults = {
         "target_session_attrs": "primary",
         "connect_timeout": 10,
         "keepalives_idle": 10,
         "keepalives_interval": 5,
         "keepalives_count": 3,
     }
-    return {name: value for name, value in wanted.items() if name not in given} | {"client_encoding": "UTF8"}
+    return {name: value for name, value in defaults.items() if name not in configured} | {"client_encoding": "UTF8"}
 
 
-def _shows_password(url: str, given: Mapping[str, Any]) -> bool:
+def _shows_password(url: str, configured: Mapping[str, Any]) -> bool:
     """Return True if host, port or database contain the rest of a password after an ``@`` or ``/`` in it."""
-    places = (str(given.get(name) or "") for name in ("host", "dbname"))
-    numbers = str(given.get("port") or "0").split(",")
+    places = (str(configured.get(name) or "") for name in ("host", "dbname"))
+    numbers = str(configured.get("port") or "0").split(",")
     return any("@" in place and place in url for place in places) or not all(n.isdigit() for n in numbers if n)

@@ -29,10 +29,10 @@ class ReadLimits:
     row_bytes: int = 17 * 1024 * 1024
     """Bytes of a single row: a payload of 16 MiB plus metadata. A larger row is not read; its event is refused."""
 
-    def after(self, deaths: int) -> ReadLimits:
+    def after(self, crash_count: int) -> ReadLimits:
         """Return the limits for a crash count: a quarter per crash, down to one event."""
-        share = 4**deaths
-        return replace(self, rows=max(1, self.rows // share), bytes=self.bytes // share) if deaths else self
+        share = 4**crash_count
+        return replace(self, rows=max(1, self.rows // share), bytes=self.bytes // share) if crash_count else self
 
 
 _SYNC_LEVELS = {Durability.COMMITTED: "off", Durability.FLUSHED: "local", Durability.REPLICATED: "on"}

@@ -25,7 +25,7 @@ from mailboat.store.filter_predicates import Since, predicate
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.pull_policy import declare_policy, effective_filter
 from mailboat.store.queries import SubscriptionQuery
-from mailboat.store.repartition import repartition, undone
+from mailboat.store.repartition import repartition, unsettled_range
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, full_name
@@ -66,7 +66,7 @@ async def declare(
     repartition in turns. Return None if a newer config version deleted or replaced this subscription.
     """
     name, spec = full_name(resource), resource.spec
-    wanted: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         "outbox": layout.table,
         "name": name,
         "uid": resource.metadata.uid or "",
@@ -78,25 +78,27 @@ async def declare(
         "relay_uid": config_version.relay_uid,
         **_GRACE,
     }
-    before = await undone(link, layout, wanted) if may_lay_out else None
+    before = await unsettled_range(link, layout, parameters) if may_lay_out else None
     async with link.transaction() as cursor:
-        found = await _find(cursor, wanted)
+        found = await _find(cursor, parameters)
         if found is None:
-            await cursor.execute(_SQL["declare"], wanted)
-            found = await _find(cursor, wanted)
+            await cursor.execute(_SQL["declare"], parameters)
+            found = await _find(cursor, parameters)
             assert found is not None
-        number, uid, partitions, generation, state, since_time, since_id, known_version, retired, given_up = found
-        outdated = config_version.version < known_version
+        number, uid, partitions, generation, state, since_time, since_id, stored_version, retired, expired = found
+        outdated = config_version.version < stored_version
         if retired and outdated:
             return None
-        if given_up:
+        if expired:
             await _clear(cursor, number)
-            await cursor.execute(_SQL["renew"], {**wanted, "id": number})
-            number, uid, partitions, generation, state, since_time, since_id, *_ = await _find(cursor, wanted) or found
+            await cursor.execute(_SQL["renew"], {**parameters, "id": number})
+            number, uid, partitions, generation, state, since_time, since_id, *_ = (
+                await _find(cursor, parameters) or found
+            )
         elif not outdated:
-            if retired or (uid and wanted["uid"] and uid != wanted["uid"]):
+            if retired or (uid and parameters["uid"] and uid != parameters["uid"]):
                 log.info("Subscription was created again and continues", extra={"subscription": name})
-            await cursor.execute(_SQL["redeclare"], {**wanted, "id": number, "uid": wanted["uid"] or uid})
+            await cursor.execute(_SQL["redeclare"], {**parameters, "id": number, "uid": parameters["uid"] or uid})
             (state,) = await cursor.fetchone() or (state,)
         await cursor.execute(
             sql.SQL(_SQL["create_cursors"]).format(rows=layout.rows),
@@ -128,8 +130,8 @@ async def declare_pulled(
     return [full_name(each) for each in pulled]
 
 
-async def _find(cursor: AsyncCursor[Row], wanted: dict[str, Any]) -> Row | None:
-    await cursor.execute(_SQL["find"], wanted)
+async def _find(cursor: AsyncCursor[Row], parameters: dict[str, Any]) -> Row | None:
+    await cursor.execute(_SQL["find"], parameters)
     return await cursor.fetchone()
 
 
@@ -154,7 +156,7 @@ async def refuse_foreign_cursors(link: PostgresConnection, numbers: list[int]) -
         )
 
 
-async def in_other_hands(
+async def owned_by_others(
     link: PostgresConnection,
     outbox: str,
     relay: str,
@@ -182,7 +184,7 @@ class RetireResult:
     """Not retired yet, because a relay with an older configuration still serves them."""
 
 
-async def retire_gone(
+async def retire_removed(
     link: PostgresConnection, outbox: str, relay: str, named: Collection[str], config_version: ConfigVersion
 ) -> RetireResult:
     """Mark subscriptions whose resource was deleted. Their progress and parked events are kept for ``GRACE``.
@@ -204,8 +206,8 @@ async def retire_gone(
     awaited: list[str] = []
     async with link.autocommit() as cursor:
         await cursor.execute(_SQL["gone"], where)
-        gone = await cursor.fetchall()
-    for number, name, served in gone:
+        removed = await cursor.fetchall()
+    for number, name, served in removed:
         if served:
             awaited.append(name)
             continue
@@ -218,7 +220,7 @@ async def retire_gone(
     return RetireResult(tuple(retired), tuple(awaited))
 
 
-async def clear_given_up(link: PostgresConnection, outbox: str) -> list[str]:
+async def clear_expired(link: PostgresConnection, outbox: str) -> list[str]:
     """Delete progress and parked events of subscriptions deleted longer than ``GRACE`` ago. Their dead letters stay."""
     cleared = []
     async with link.autocommit() as cursor:

@@ -95,13 +95,13 @@ COLUMNS: Mapping[str, Column] = {
 def about_columns(table: str, names: Mapping[str, str], present: Mapping[str, Present]) -> Iterator[Finding]:
     """Yield the defects of the columns. ``names`` maps Mailboat's names to the table's."""
     for name, column in COLUMNS.items():
-        theirs = names[name]
-        where = f"{table}.{theirs}"
-        if theirs not in present:
+        column_name = names[name]
+        where = f"{table}.{column_name}"
+        if column_name not in present:
             yield Finding("the column does not exist", where, _addition(table, name, names, present))
             continue
-        found = present[theirs]
-        alter = f'alter table {table} alter column "{theirs}"'
+        found = present[column_name]
+        alter = f'alter table {table} alter column "{column_name}"'
         if found.kind not in column.types:
             what = f"the column is {found.kind}, and must be {' or '.join(column.types)}"
             yield Finding(what, where, _replacement(table, name, names, present))
@@ -115,10 +115,10 @@ def about_columns(table: str, names: Mapping[str, str], present: Mapping[str, Pr
 
 def _addition(table: str, name: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
     """Return the SQL that adds a missing column, derived from the table's column of Mailboat's name if there is one."""
-    column, theirs = COLUMNS[name], names[name]
+    column, column_name = COLUMNS[name], names[name]
     if (expression := _derived(column, name, present)) is not None:
-        return _generated(table, theirs, column, expression)
-    statement = f"alter table {table} {_clause(name, theirs, names, present)};"
+        return _generated(table, column_name, column, expression)
+    statement = f"alter table {table} {_clause(name, column_name, names, present)};"
     if not column.written:
         return statement
     field = f"spec.outbox.columns.{yaml_name(name)}"
@@ -127,9 +127,9 @@ def _addition(table: str, name: str, names: Mapping[str, str], present: Mapping[
 
 def _replacement(table: str, name: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
     """Return the SQL that adds a column beside one of the wrong type, which stays as it is."""
-    column, theirs, new = COLUMNS[name], names[name], f"mailboat_{name}"
+    column, column_name, new = COLUMNS[name], names[name], f"mailboat_{name}"
     use = f"  -- and set spec.outbox.columns.{yaml_name(name)}: {new}"
-    if (expression := _derived(column, theirs, present)) is not None:
+    if (expression := _derived(column, column_name, present)) is not None:
         return _generated(table, new, column, expression) + use
     if column.written:
         return (
@@ -147,11 +147,11 @@ def _clause(name: str, new: str, names: Mapping[str, str], present: Mapping[str,
 
 def _operand(name: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
     """Return an expression for the value of a column: a generated column must not refer to another one."""
-    theirs = names[name]
-    found = present.get(theirs)
+    column_name = names[name]
+    found = present.get(column_name)
     if found is None or found.kind in COLUMNS[name].types:
-        return found.default if found is not None and found.generated else f'"{theirs}"'
-    return _derived(COLUMNS[name], theirs, present) or f'"mailboat_{name}"'
+        return found.default if found is not None and found.generated else f'"{column_name}"'
+    return _derived(COLUMNS[name], column_name, present) or f'"mailboat_{name}"'
 
 
 def _derived(column: Column, source: str, present: Mapping[str, Present]) -> str | None:

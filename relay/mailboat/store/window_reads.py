@@ -50,7 +50,7 @@ class WindowReads:
 
         This scans every event of the window, without a deadline.
         """
-        return await link.read(lambda pipeline: self._measure(pipeline, link.server, group), patient=True)
+        return await link.read(lambda pipeline: self._measure(pipeline, link.server, group), no_deadline=True)
 
     def _measure(self, pipeline: Pipeline, server: Server, group: CursorGroup) -> Callable[[], Window | None]:
         bounds = {
@@ -69,13 +69,13 @@ class WindowReads:
         return lambda: None
 
     async def read(
-        self, link: PostgresConnection, window: Window, members: Sequence[Lease], after: int, *, deaths: int
+        self, link: PostgresConnection, window: Window, members: Sequence[Lease], after: int, *, crash_count: int
     ) -> Chunk:
         """Return the next chunk after ``after``.
 
         If all leases were lost, return an empty last chunk. The next settlement reports the loss.
         """
-        limits = self._limits.after(deaths)
+        limits = self._limits.after(crash_count)
         return await link.read(lambda pipeline: self._read(pipeline, window, members, after, limits))
 
     def _read(
@@ -103,13 +103,13 @@ class WindowReads:
         }
         walk_from = (window.lowest or 1) - 1
         if window.highest is None:
-            question = composed.small_window
+            query = composed.small_window
         elif after < walk_from:
-            question = composed.late
+            query = composed.late
         else:
-            question = composed.reach
+            query = composed.reach
             where["limit"] = min(limits.rows, self._rows_ahead)
-        reader, found = _ask(pipeline, question, members, where)
+        reader, found = _query(pipeline, query, members, where)
         if reader is None:
             return lambda: chunk((), after, last=True)
         if window.highest is None:
@@ -140,16 +140,16 @@ class WindowReads:
         return _Ahead(reach, size, last)
 
 
-def _ask(
-    pipeline: Pipeline, question: bytes, members: Sequence[Lease], where: dict[str, object]
+def _query(
+    pipeline: Pipeline, query: bytes, members: Sequence[Lease], where: dict[str, object]
 ) -> tuple[Lease | None, Cursor[Row]]:
-    """Send ``question`` with the lease of one member; return that lease (None if all were lost) and the result."""
-    followed = pipeline.send(_SQL["standing"], {"epochs": [lease.epoch for lease in members], **where})
-    answer = pipeline.send(question, {"epoch": members[0].epoch, **where})
+    """Send ``query`` with the lease of one member; return that lease (None if all were lost) and the result."""
+    held_rows = pipeline.send(_SQL["standing"], {"epochs": [lease.epoch for lease in members], **where})
+    answer = pipeline.send(query, {"epoch": members[0].epoch, **where})
     pipeline.wait()
-    standing = {CursorKey(*row) for row in followed.fetchall()}
-    reader = next((lease for lease in members if lease.key in standing), None)
+    held = {CursorKey(*row) for row in held_rows.fetchall()}
+    reader = next((lease for lease in members if lease.key in held), None)
     if reader is not None and reader is not members[0]:  # first lease lost: an empty result means nothing
-        answer = pipeline.send(question, {"epoch": reader.epoch, **where})
+        answer = pipeline.send(query, {"epoch": reader.epoch, **where})
         pipeline.wait()
     return reader, answer

@@ -78,21 +78,21 @@ class Windows:
         query_cache: QueryCache,
         sync_level: str,
         limits: ReadLimits,
-        parking: ParkedRows,
+        parked_rows: ParkedRows,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._layout = layout
         self._query_cache = query_cache
         self._sync_level = sync_level
         self._limits = limits
-        self._parking = parking
+        self._parked_rows = parked_rows
         self._clock = clock
         self._unwritten: dict[Lease, str] = {}
         """``settled_snapshot`` of closed cursors that is not stored yet."""
         self._stored_at = clock()
         self._occupied: OccupiedPartitions | None = None
         """None: a poll reads the whole table."""
-        self._knows_partitions = False
+        self._partitions_loaded = False
         self._unchecked = 0
         """Ticks since the last one that checked for strays in any case."""
 
@@ -118,9 +118,9 @@ class Windows:
         advanced: list[Advanced] = []
         for found, answer in windows:
             updated = settled.keys if answer is None else settled.keys | _keys(answer)
-            wanting = [lease for lease in found.members if found.has_for(lease)]
-            lost |= {lease.key for lease in wanting} - updated
-            if stored := tuple(lease for lease in wanting if lease.key in updated):
+            with_events = [lease for lease in found.members if found.has_for(lease)]
+            lost |= {lease.key for lease in with_events} - updated
+            if stored := tuple(lease for lease in with_events if lease.key in updated):
                 opened.append(Opened(found.window, stored, found.events))
             if moved := tuple(lease for lease in found.members if not found.has_for(lease)):
                 advanced.append(Advanced(found.window.window_snapshot, moved))
@@ -143,21 +143,23 @@ class Windows:
         *,
         stores: bool,
     ) -> tuple[set[CursorKey], _Settled, list[tuple[_Found, Cursor[Row] | None]], list[CursorGroup]]:
-        if not self._knows_partitions:
+        if not self._partitions_loaded:
             self._load_partitions(pipeline)
         guard = pipeline.send(_SQL["guard"]) if server.pooled else None
         # A tick that settles leaves the check for strays to a later one. With several groups, a snapshot may move.
         checks = not settlements or len(groups) > 1 or self._unchecked == MOST_UNCHECKED
         self._unchecked = 0 if checks else self._unchecked + 1
-        asked = [self._ask(pipeline, group, server, checks=checks) for group in groups]
-        if asked or guard is not None:
+        cursors = [self._poll(pipeline, group, server, checks=checks) for group in groups]
+        if cursors or guard is not None:
             pipeline.wait()
         if guard is not None:
             refuse_other_server(guard.fetchone(), server)
         lost: set[CursorKey] = set()
-        looks = [self._look(pipeline, group, tail, lost, server) for group, tail in zip(groups, asked, strict=True)]
+        polled = [
+            self._next_window(pipeline, group, tail, lost, server) for group, tail in zip(groups, cursors, strict=True)
+        ]
         # Without new events write nothing, unless a common ``settled_snapshot`` merges several groups.
-        windows = [found for found in looks if isinstance(found, _Found) and (found.anything or len(groups) > 1)]
+        windows = [found for found in polled if isinstance(found, _Found) and (found.any_visible or len(groups) > 1)]
         windows += [_Found(each.window, each.members, None) for each in measured]
         settled = self._settle(pipeline, settlements, windows, server.timeline)
         durable = [settlement for settlement in settlements if settlement.durable]
@@ -165,7 +167,7 @@ class Windows:
             pipeline.wait()
             for settlement in durable:
                 if settlement.lease.key in settled.keys:
-                    self._parking.apply(pipeline, settlement)
+                    self._parked_rows.apply(pipeline, settlement)
         opening = [(found, self._open(pipeline, found, settled.closing, server)) for found in windows]
         stored = stores and self._store(pipeline, server.timeline)
         level = self._sync_level if any(found.has_events for found in windows) else "off"
@@ -173,7 +175,7 @@ class Windows:
             pipeline.send(_SQL["sync"], {"level": "local" if level == "off" else level})
         elif stored and level == "off":
             pipeline.send(_SQL["sync"], {"level": "off"})
-        return lost, settled, opening, [overflow for overflow in looks if isinstance(overflow, CursorGroup)]
+        return lost, settled, opening, [overflow for overflow in polled if isinstance(overflow, CursorGroup)]
 
     def _settle(
         self, pipeline: Pipeline, settlements: Sequence[Settlement], windows: Sequence[_Found], timeline: int
@@ -182,7 +184,7 @@ class Windows:
         windowed = [s for s in settlements if s.window_snapshot is not None]
         parked_only = [s for s in settlements if s.window_snapshot is None]
         closing = {s.lease for s in windowed if s.closes}
-        following = {
+        next_snapshots = {
             lease: found.window.window_snapshot
             for found in windows
             for lease in found.members
@@ -198,20 +200,20 @@ class Windows:
                 "positions": [s.position for s in windowed],
                 "sequences": [s.sequence for s in windowed],
                 "closes": [s.closes for s in windowed],
-                "next_snapshots": [following.get(s.lease) for s in windowed],
+                "next_snapshots": [next_snapshots.get(s.lease) for s in windowed],
                 "timeline": timeline,
-                "level": self._sync_level if following else "off",
+                "level": self._sync_level if next_snapshots else "off",
             }
             answers.append(pipeline.send(_SQL["settle"], progress))
         if parked_only:
             answers.append(pipeline.send(_SQL["fence"], {"epochs": [s.lease.epoch for s in parked_only]}))
-        told = [s for s in settlements if s.in_hand is not None]
-        if told:
-            in_hand = {"epochs": [s.lease.epoch for s in told], "in_hand": [s.in_hand for s in told]}
-            pipeline.send(_SQL["hands"], in_hand)
+        flagged = [s for s in settlements if s.in_flight is not None]
+        if flagged:
+            in_flight = {"epochs": [s.lease.epoch for s in flagged], "in_hand": [s.in_flight for s in flagged]}
+            pipeline.send(_SQL["hands"], in_flight)
         return _Settled(closing, answers)
 
-    def _ask(self, pipeline: Pipeline, group: CursorGroup, server: Server, *, checks: bool = True) -> Cursor[Row]:
+    def _poll(self, pipeline: Pipeline, group: CursorGroup, server: Server, *, checks: bool = True) -> Cursor[Row]:
         """Send the query for events visible since ``settled_snapshot``, with the lease of the first member for all."""
         occupied = self._occupied
         composed = self._query_cache.for_members(group.members)
@@ -228,7 +230,7 @@ class Windows:
 
     def _load_partitions(self, pipeline: Pipeline) -> None:
         self._occupied = OccupiedPartitions.load(pipeline, self._layout)
-        self._knows_partitions = True
+        self._partitions_loaded = True
 
     def _open(
         self, pipeline: Pipeline, found: _Found, closing: Collection[Lease], server: Server
@@ -269,22 +271,22 @@ class Windows:
             )
         return bool(by_done)
 
-    def _look(
+    def _next_window(
         self, pipeline: Pipeline, group: CursorGroup, tail: Cursor[Row], lost: set[CursorKey], server: Server
     ) -> _Found | CursorGroup | None:
         """Return the next window of a group, the group itself if that is too large, or None if all leases are lost."""
-        asked = members = list(group.members)
+        queried = members = list(group.members)
         rows = tail.fetchall()
-        while not rows or asked[0].key in lost or rows[0][_STRAY]:
-            if not rows or asked[0].key in lost:
+        while not rows or queried[0].key in lost or rows[0][_STRAY]:
+            if not rows or queried[0].key in lost:
                 # An empty result for a lost lease does not mean that there are no events: retry with the next member.
-                lost.add(asked[0].key)
-                asked = members = [lease for lease in members if lease.key not in lost]
+                lost.add(queried[0].key)
+                queried = members = [lease for lease in members if lease.key not in lost]
                 if not members:
                     return None
             else:
                 self._load_partitions(pipeline)
-            tail = self._ask(pipeline, replace(group, members=tuple(asked)), server)
+            tail = self._poll(pipeline, replace(group, members=tuple(queried)), server)
             pipeline.wait()
             rows = tail.fetchall()
         members = [lease for lease in members if lease.key not in lost]
@@ -293,10 +295,10 @@ class Windows:
             raise DatabaseUnavailable(_POOLER_FOUND)
         if too_much:
             return replace(group, members=tuple(members))
-        composed = self._query_cache.for_members(asked)
-        wanted = [row[: composed.width] for row in rows if row[0] is not None]
-        events = composed.fan_out(wanted, frozenset(lease.key for lease in members))
-        return _Found(Window(group.settled_snapshot, window_snapshot), members, events, anything=found > 0)
+        composed = self._query_cache.for_members(queried)
+        matching = [row[: composed.width] for row in rows if row[0] is not None]
+        events = composed.fan_out(matching, frozenset(lease.key for lease in members))
+        return _Found(Window(group.settled_snapshot, window_snapshot), members, events, any_visible=found > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +308,7 @@ class _Found:
     window: Window
     members: Sequence[Lease]
     events: Mapping[CursorKey, Sequence[OutboxEvent]] | None
-    anything: bool = True
+    any_visible: bool = True
     """True if any event became visible, matching or not."""
 
     @property

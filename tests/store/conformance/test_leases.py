@@ -64,11 +64,11 @@ async def test_deaths_at_one_position_are_counted_and_progress_forgets_them(worl
     keys = await relay.claim()
     write(world, None, None)
     (opened,) = (await relay.tick()).opened
-    for deaths in (1, 2, 3):
+    for crash_count in (1, 2, 3):
         await relay.crash()
         relay = await Relay.start(world, TWO)
         await relay.claim()
-        assert [relay.cursors[key].crash_count for key in keys] == [deaths, deaths]
+        assert [relay.cursors[key].crash_count for key in keys] == [crash_count, crash_count]
     await relay.store.tick([Settlement(relay.lease(keys[0]), opened.window.window_snapshot, 0, 0)], [])
     await relay.crash()
     relay = await Relay.start(world, TWO)
@@ -91,13 +91,13 @@ async def test_dying_while_the_subscription_is_paused_counts_nothing(world: Worl
 
 
 async def test_a_crash_without_events_in_flight_is_not_counted(world: World) -> None:
-    """While the sink is unavailable, a relay settles with ``in_hand=False``."""
+    """While the sink is unavailable, a relay settles with ``in_flight=False``."""
     relay = await Relay.start(world, TWO)
     keys = await relay.claim()
     write(world, None, None)
     await relay.tick()
-    for in_hand, counted in ((False, 0), (False, 0), (True, 1), (False, 1), (True, 2)):
-        said = [Settlement(relay.lease(key), None, in_hand=in_hand) for key in keys]
+    for in_flight, counted in ((False, 0), (False, 0), (True, 1), (False, 1), (True, 2)):
+        said = [Settlement(relay.lease(key), None, in_flight=in_flight) for key in keys]
         assert not (await relay.store.tick(said, [])).lost
         await relay.crash()
         relay = await Relay.start(world, TWO)
@@ -111,7 +111,7 @@ async def test_a_crash_after_a_renewal_is_counted(world: World) -> None:
     keys = await relay.claim()
     write(world, None, None)
     await relay.tick()
-    assert not (await relay.store.tick([Settlement(relay.lease(key), None, in_hand=False) for key in keys], [])).lost
+    assert not (await relay.store.tick([Settlement(relay.lease(key), None, in_flight=False) for key in keys], [])).lost
     assert len(await relay.store.renew([relay.lease(key) for key in keys])) == 2
     await relay.crash()
     relay = await Relay.start(world, TWO)

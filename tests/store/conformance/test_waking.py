@@ -17,17 +17,17 @@ DEADLINE = 10.0
 
 async def test_writers_notify_while_a_relay_is_idle(world: World) -> None:
     relay = await Relay.start(world, ONE)
-    await relay.store.sleep()
+    await relay.store.enable_wakeups()
     write(world, "a")
     assert await relay.store.wait_for_notification(DEADLINE)
-    await relay.store.awake()
+    await relay.store.disable_wakeups()
     write(world, "a")
     assert not await relay.store.wait_for_notification(0.05)
 
 
 async def test_a_rolled_back_event_sends_no_notification(world: World) -> None:
     relay = await Relay.start(world, ONE)
-    await relay.store.sleep()
+    await relay.store.enable_wakeups()
     writer = world.begin()
     writer.insert("order.placed")
     writer.rollback()
@@ -38,7 +38,7 @@ async def test_a_transaction_older_than_the_wakeup_request_is_detected(world: Wo
     relay = await Relay.start(world, ONE)
     writer = world.begin()
     writer.insert("order.placed")
-    await relay.store.sleep()
+    await relay.store.enable_wakeups()
     assert await relay.store.undecided_writers()
     later = world.begin(early=True)
     writer.commit()

@@ -180,7 +180,7 @@ async def test_a_window_is_read_in_chunks_after_a_crash(world: World) -> None:
     await again.claim()
     assert again.cursors[key].crash_count == 1, "counted from the window on"
     found, after = list[str](), 0
-    while not (chunk := await again.store.read(opened.window, [again.lease(key)], after, deaths=6)).last:
+    while not (chunk := await again.store.read(opened.window, [again.lease(key)], after, crash_count=6)).last:
         (event,) = chunk.events[key]
         found.append(event.event_id)
         after = chunk.reached

@@ -111,9 +111,9 @@ class MemoryStore:
         relay = MemoryRelay(self._me.incarnation, self._serves, self._outbox.now(), self._settings.lease_ttl)
         self._outbox.relays[self._me.id] = relay
 
-    async def rest(self) -> None:
+    async def close_unused(self) -> None:
         """Disable wake-ups. Called when this relay owns no partition."""
-        await self.awake()
+        await self.disable_wakeups()
 
     async def close(self, *, leave: bool) -> None:
         mine = self._outbox.relays.get(self._me.id)
@@ -261,13 +261,13 @@ class MemoryStore:
             if cursor.window_snapshot != settlement.window_snapshot:
                 return False
             cursor.settle(settlement)
-        if settlement.in_hand is not None:
-            cursor.released = not settlement.in_hand
+        if settlement.in_flight is not None:
+            cursor.released = not settlement.in_flight
         self._set_aside(settlement)
         return True
 
-    async def read(self, window: Window, members: Sequence[Lease], after: int, *, deaths: int = 0) -> Chunk:
-        return await self._step(partial(self._read, window, members, after, self._settings.limits.after(deaths)))
+    async def read(self, window: Window, members: Sequence[Lease], after: int, *, crash_count: int = 0) -> Chunk:
+        return await self._step(partial(self._read, window, members, after, self._settings.limits.after(crash_count)))
 
     def _read(self, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits) -> Chunk:
         if not any(
@@ -345,14 +345,14 @@ class MemoryStore:
         self._bell.clear()
         return True
 
-    async def sleep(self) -> None:
+    async def enable_wakeups(self) -> None:
         await self._step(self._sleep)
 
     def _sleep(self) -> None:
         self._outbox.bells[self._me.id] = self._bell
         self._horizon = self._outbox.snapshot().xmax
 
-    async def awake(self) -> None:
+    async def disable_wakeups(self) -> None:
         await self._step(lambda: self._outbox.bells.pop(self._me.id, None))
 
     async def undecided_writers(self) -> bool:

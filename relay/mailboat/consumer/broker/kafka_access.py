@@ -13,7 +13,7 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from mailboat.consumer.broker.availability import Availability
-from mailboat.sinks.kafka.kafka_errors import NETWORK, Report, more_telling
+from mailboat.sinks.kafka.kafka_errors import NETWORK, Report, more_specific
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class KafkaAccess:
 
     def on_error(self, error: KafkaError) -> None:
         """Callback of the client, called while it polls. Raises a fatal error."""
-        self._reported = more_telling(self._reported, Report.of(error, self._topic, -1))
+        self._reported = more_specific(self._reported, Report.of(error, self._topic, -1))
         if error.fatal():
             raise KafkaException(error)
 

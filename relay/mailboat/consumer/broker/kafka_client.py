@@ -13,7 +13,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaException
 
 from mailboat.errors import ConfigError
-from mailboat.sinks.kafka.librdkafka_settings import client_settings, objection
+from mailboat.sinks.kafka.librdkafka_settings import client_settings, masked_error
 from mailboat.sinks.protocol import SinkContext
 from mailboat_spec.resources.kafka_settings import SOURCE_ALLOWED
 
@@ -85,7 +85,7 @@ def consumer_settings(
         Consumer({**checked, "log_level": 0}).close()
     except (KafkaException, ValueError, TypeError) as error:
         raise ConfigError(
-            f"{subscription}: the Kafka client does not accept its settings: {objection(error, secrets.values())};"
+            f"{subscription}: the Kafka client does not accept its settings: {masked_error(error, secrets.values())};"
             " correct spec.source.kafka.config or the Secret of configSecretRef"
         ) from None
     return settings

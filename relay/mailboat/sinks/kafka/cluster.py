@@ -45,10 +45,10 @@ class Cluster:
         self._client = client
         self._logger = logger
         self._producers: WeakValueDictionary[tuple[int, float], SharedProducer] = WeakValueDictionary()
-        self._waiting: dict[str, float] = {}
+        self._requested: dict[str, float] = {}
         """Topics of the next metadata request, each with its timeout in seconds."""
         self._answers: dict[str, asyncio.Future[TopicFacts]] = {}
-        self._asking = False
+        self._requesting = False
 
     def producer(self, max_message_bytes: int | None, delivery_timeout: float) -> SharedProducer:
         """Return the producer for topics with this maximum message size and sinks with this delivery timeout."""
@@ -67,29 +67,31 @@ class Cluster:
         answer = self._answers.get(topic)
         if answer is None:
             answer = self._answers[topic] = asyncio.get_running_loop().create_future()
-            self._waiting[topic] = timeout
-            if not self._asking:
-                self._asking = True
-                asyncio.get_running_loop().call_soon(self._ask)
+            self._requested[topic] = timeout
+            if not self._requesting:
+                self._requesting = True
+                asyncio.get_running_loop().call_soon(self._request)
         return answer
 
-    def _ask(self) -> None:
-        topics, self._waiting = self._waiting, {}
-        ask = partial(describe_topics, self._client, tuple(topics), timeout=max(topics.values()))
-        in_a_thread(ask, "kafka-topics").add_done_callback(partial(self._tell, topics))
+    def _request(self) -> None:
+        topics, self._requested = self._requested, {}
+        request = partial(describe_topics, self._client, tuple(topics), timeout=max(topics.values()))
+        in_a_thread(request, "kafka-topics").add_done_callback(partial(self._set_results, topics))
 
-    def _tell(self, topics: Iterable[str], asked: asyncio.Future[dict[str, TopicFacts | SinkUnavailable]]) -> None:
-        error = asked.exception()
+    def _set_results(
+        self, topics: Iterable[str], response: asyncio.Future[dict[str, TopicFacts | SinkUnavailable]]
+    ) -> None:
+        error = response.exception()
         for topic in topics:
-            answer, said = self._answers.pop(topic), error or asked.result()[topic]
-            if isinstance(said, TopicFacts):
-                answer.set_result(said)
+            answer, result = self._answers.pop(topic), error or response.result()[topic]
+            if isinstance(result, TopicFacts):
+                answer.set_result(result)
             else:
-                answer.set_exception(said)
+                answer.set_exception(result)
                 answer.exception()  # marks it as retrieved: the waiting caller may have been cancelled
-        self._asking = bool(self._waiting)
-        if self._asking:
-            self._ask()
+        self._requesting = bool(self._requested)
+        if self._requesting:
+            self._request()
 
 
 class SharedProducer:
@@ -104,23 +106,23 @@ class SharedProducer:
         self._logger = logger
         self._session: ProducerEpoch | None = None
 
-    def join(self, topic: str, *, apart: bool) -> ProducerShare:
-        """Return a lane in the current session or in a new one. Raises ``NOT_ACCEPTED``."""
-        if apart:
-            return self._new_session().lane(topic)
+    def join(self, topic: str, *, separate: bool) -> ProducerShare:
+        """Return a share in the current session or in a new one. Raises ``NOT_ACCEPTED``."""
+        if separate:
+            return self._new_session().new_share(topic)
         before = self._session
         if before is not None and before.takes_calls:
-            return before.lane(topic)
+            return before.new_share(topic)
         session = self._session = self._new_session()
         if before is not None:
             before.supersede()
-        return session.lane(topic)
+        return session.new_share(topic)
 
-    def suits(self, lane: ProducerShare, *, apart: bool) -> bool:
-        """Return whether a sink can keep using its lane."""
-        session = lane.session
-        ours = session.settings is self._settings
-        return ours and session.takes_calls and apart == (session is not self._session)
+    def suits(self, share: ProducerShare, *, separate: bool) -> bool:
+        """Return whether a sink can keep using its share."""
+        session = share.session
+        same_settings = session.settings is self._settings
+        return same_settings and session.takes_calls and separate == (session is not self._session)
 
     def _new_session(self) -> ProducerEpoch:
         return ProducerEpoch(self._settings, logger=self._logger)

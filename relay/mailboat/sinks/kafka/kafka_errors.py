@@ -115,7 +115,7 @@ def missing_topic(topic: str, bootstrap: str) -> SinkUnavailable:
     )
 
 
-def more_telling(before: Report | None, now: Report) -> Report | None:
+def more_specific(before: Report | None, now: Report) -> Report | None:
     """Return the client error to keep of two: the one that names a cause, such as a refused login; else the later one.
 
     A broker that refuses a login also closes the connection, which the client may report afterwards. "All brokers down"
@@ -127,11 +127,11 @@ def more_telling(before: Report | None, now: Report) -> Report | None:
     return before if hides_a_cause else now
 
 
-def no_answer(bootstrap: str, seconds: float, complaint: Report | None) -> SinkUnavailable:
+def no_answer(bootstrap: str, seconds: float, client_error: Report | None) -> SinkUnavailable:
     """Return the error for a timeout. The last client error, if any, is the best available cause."""
-    if complaint is not None and complaint.code not in NETWORK:
-        return unavailable(complaint, bootstrap)
-    hint = "" if complaint is None else f" ({complaint.text})"
+    if client_error is not None and client_error.code not in NETWORK:
+        return unavailable(client_error, bootstrap)
+    hint = "" if client_error is None else f" ({client_error.text})"
     return SinkUnavailable(
         f"no answer from Kafka at {bootstrap} within {seconds:g} s{hint}: are the brokers up, and is "
         "spec.sink.kafka.bootstrapServers right?"
@@ -150,13 +150,13 @@ class EpochResults:
         """``fatal`` is the client's fatal error, ``reports`` are the delivery reports of all sinks."""
         self._bootstrap = bootstrap
         self._refused = Counter((report.topic, report.partition) for report in reports if report.code in REFUSING)
-        self._told_apart = {(report.topic, report.partition) for report in reports if report.code == _DIFFERENT_RECORD}
+        self._identified = {(report.topic, report.partition) for report in reports if report.code == _DIFFERENT_RECORD}
         self._together = RefusedTogether("the broker refused the Kafka batch that it was in")
         causes = [report for report in reports if report.code in _CONNECTION]
         self.common = next((report for report in (fatal, *causes) if report and report.code not in COLLATERAL), None)
         """Cause that affects all sinks alike."""
 
-    def others(self, own: Sequence[Report], otherwise: DeliveryError) -> DeliveryError:
+    def default_error(self, own: Sequence[Report], otherwise: DeliveryError) -> DeliveryError:
         """Return the error for a sink's messages that are not known to be at fault, including those never handed over.
 
         ``own`` are the reports on the sink's messages. ``otherwise`` is the result if no report explains the end.
@@ -166,12 +166,12 @@ class EpochResults:
         cause = next((report for report in own if report.code not in COLLATERAL), self.common)
         return otherwise if cause is None else unavailable(cause, self._bootstrap)
 
-    def on(self, report: Report, others: DeliveryError) -> DeliveryError:
+    def error_for(self, report: Report, default: DeliveryError) -> DeliveryError:
         """Return the error for the message of this report."""
         if report.code not in REFUSING:
-            return others
+            return default
         place = (report.topic, report.partition)
         # The broker refuses whole batches, and a batch has one partition: the only message of a batch is at fault.
-        if self._refused[place] == 1 or place in self._told_apart:
+        if self._refused[place] == 1 or place in self._identified:
             return refused(report)
         return self._together

@@ -23,7 +23,7 @@ from mailboat.model import Message
 from mailboat.sinks.daemon_thread import in_a_thread
 from mailboat.sinks.kafka.cluster import Cluster, SharedProducer, cluster_of
 from mailboat.sinks.kafka.kafka_errors import RefusedTogether, no_answer
-from mailboat.sinks.kafka.librdkafka_settings import check_settings, client_settings, objection
+from mailboat.sinks.kafka.librdkafka_settings import check_settings, client_settings, masked_error
 from mailboat.sinks.kafka.producer import ProducerEpoch
 from mailboat.sinks.kafka.producer_share import ProducerShare, PublishCall
 from mailboat.sinks.kafka.topic import NOT_ACCEPTED, TopicFacts
@@ -32,11 +32,11 @@ from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 
 _OPEN_TIMEOUT: Final = 10.0
 _REFRESH: Final = 300.0
-_DOUBTFUL: Final = 10.0
+_OUTDATED_AFTER: Final = 10.0
 """Seconds after which the cached topic limit is too old to give up an event for good."""
-_DOUBTFUL_FOR_REPLAY: Final = 1.0
+_REPLAY_OUTDATED_AFTER: Final = 1.0
 """The same for a replayed event: the limit may have been raised just before the replay."""
-_APART: Final = 600.0
+_UNSHARED_FOR: Final = 600.0
 """Seconds during which a sink shares no session after a failure that it caused."""
 _BATCH_OVERHEAD: Final = 128
 _HEADER_OVERHEAD: Final = 10
@@ -44,7 +44,7 @@ _HEADER_OVERHEAD: Final = 10
 _JOIN_TIMEOUT: Final = 5.0
 _LAST_ANSWERS: Final = 3.0
 """Seconds for answers to what is on the wire when a call is cancelled; less than the rest of a lease at that time."""
-_NO_NEWS: Final = (
+_NOISE: Final = (
     "enable.gapless.guarantee is experimental",  # known, and tested
     "FAIL [",  # logged per connection attempt of every client; the sink reports the cause once
     "unable to satisfy gap-less guarantee",  # a session ends this way if a message is refused; the result says so
@@ -56,13 +56,13 @@ _NO_NEWS: Final = (
 _topic_of: Final = attrgetter("topic")
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_relevant(record: logging.LogRecord) -> bool:
     text = record.getMessage()
-    return not any(known in text for known in _NO_NEWS)
+    return not any(noise in text for noise in _NOISE)
 
 
 logger = logging.getLogger(__name__)
-logger.addFilter(_is_news)
+logger.addFilter(_is_relevant)
 
 
 class KafkaSink:
@@ -83,23 +83,23 @@ class KafkaSink:
         self._topic = topic
         self._secrets = secrets
         self._opens_by_itself = opens_by_itself
-        self._others: dict[str, KafkaSink] = {}
+        self._topic_sinks: dict[str, KafkaSink] = {}
         """Sinks for other topics, created and opened with their first message."""
         self._client = client
         self._bootstrap: str = client["bootstrap.servers"]
         self._delivery_timeout = delivery_timeout
         self._facts: TopicFacts | None = None
-        self._asked_at = self._told_at = 0.0
+        self._requested_at = self._limit_at = 0.0
         """Time of the last metadata request, and of the last one that returned the maximum message size."""
-        self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
         self._cluster: Cluster | None = None
         self._producer: SharedProducer | None = None
-        self._lane: ProducerShare | None = None
-        self._apart: asyncio.TimerHandle | None = None
+        self._share: ProducerShare | None = None
+        self._unshared: asyncio.TimerHandle | None = None
         """Timer that is set while this sink shares no session."""
         self._retired: set[ProducerEpoch] = set()
         self._turn = asyncio.Lock()
-        self._stops = KeyFence()
+        self._fence = KeyFence()
         self._closed = False
 
     @classmethod
@@ -113,9 +113,9 @@ class KafkaSink:
     async def open(self) -> None:
         self._closed = False
         if self._facts is None:  # every session of a relay opens its sinks, including those that are already open
-            self._learn(await self._describe())
+            self._set_facts(await self._describe())
         async with self._turn:
-            await self._ready_lane()  # a new producer needs half a second to log in
+            await self._ready_share()  # a new producer needs half a second to log in
 
     def refusal(self, message: Message) -> EventRefused | None:
         facts = self._facts
@@ -141,13 +141,13 @@ class KafkaSink:
             f"the message has {size} bytes, topic {self._topic} takes {facts.max_message_bytes}; "
             "raise max.message.bytes of the topic, or emit smaller events",
             reason="TooLarge",
-            retryable=self._doubtful(_DOUBTFUL_FOR_REPLAY if "mailboat-replay" in headers else _DOUBTFUL),
+            retryable=self._outdated(_REPLAY_OUTDATED_AFTER if "mailboat-replay" in headers else _OUTDATED_AFTER),
         )
 
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         if any(map(_topic_of, batch)):
             return self._publish_by_topic(batch)
-        return self._publish(batch, self._stops.call())
+        return self._publish(batch, self._fence.call())
 
     async def _publish_by_topic(self, batch: Sequence[Message]) -> Failures:
         """Publish topic by topic and stop at the first failure: order per key holds across topics as well."""
@@ -170,15 +170,15 @@ class KafkaSink:
         await self._for(topic)._describe()
 
     def _for(self, topic: str) -> KafkaSink:
-        if topic not in self._others:
-            self._others[topic] = KafkaSink(
+        if topic not in self._topic_sinks:
+            self._topic_sinks[topic] = KafkaSink(
                 topic,
                 self._client,
                 delivery_timeout=self._delivery_timeout,
                 secrets=self._secrets,
                 opens_by_itself=True,
             )
-        return self._others[topic]
+        return self._topic_sinks[topic]
 
     async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         if not batch:
@@ -193,25 +193,25 @@ class KafkaSink:
 
     async def close(self) -> None:
         self._closed = True
-        for other in self._others.values():
+        for other in self._topic_sinks.values():
             await other.close()
-        self._others.clear()
-        if self._refreshing is not None:
-            self._refreshing.cancel()
-            await asyncio.gather(self._refreshing, return_exceptions=True)
-            self._refreshing = None
-        if self._apart is not None:
-            self._apart.cancel()
-            self._apart = None
-        if (lane := self._lane) is not None:
-            if lane.calls:
-                lane.stop(SinkUnavailable("the sink was closed"))
-                await lane.session.drained.wait()
-            self._leave(lane)
+        self._topic_sinks.clear()
+        if self._refresh_task is not None:
+            self._refresh_task.cancel()
+            await asyncio.gather(self._refresh_task, return_exceptions=True)
+            self._refresh_task = None
+        if self._unshared is not None:
+            self._unshared.cancel()
+            self._unshared = None
+        if (share := self._share) is not None:
+            if share.calls:
+                share.stop(SinkUnavailable("the sink was closed"))
+                await share.session.drained.wait()
+            self._leave(share)
         self._facts = self._producer = self._cluster = None
         retired, self._retired = self._retired, set()
-        for gone in retired:
-            await in_a_thread(partial(gone.join, _JOIN_TIMEOUT), "kafka-join")
+        for session in retired:
+            await in_a_thread(partial(session.join, _JOIN_TIMEOUT), "kafka-join")
 
     async def _deliver(
         self, batch: Sequence[Message], hold: FenceTicket, deadline: float, *, alone: bool = False
@@ -220,85 +220,87 @@ class KafkaSink:
         try:
             async with asyncio.timeout_at(deadline):
                 async with self._turn:
-                    lane = await self._ready_lane(alone=alone)
+                    share = await self._ready_share(alone=alone)
                     hold.begin()
-                    call = lane.begin(batch, hold)
-                    await lane.hand_over(call, alone=alone)
+                    call = share.begin(batch, hold)
+                    await share.hand_over(call, alone=alone)
                     if alone:
                         await call.done.wait()
                 await call.done.wait()
         except TimeoutError:
             if call is None:
-                return self._none_of(batch, hold, self._no_answer(self._lane))
-            reason = self._no_answer(call.lane)
-            if not call.lane.withdraw(call, reason):
-                call.lane.time_out(call, reason)
+                return self._fail_all(batch, hold, self._no_answer(self._share))
+            reason = self._no_answer(call.share)
+            if not call.share.withdraw(call, reason):
+                call.share.time_out(call, reason)
             await call.done.wait()
         except asyncio.CancelledError:
-            if call is not None and not call.done.is_set() and not call.lane.withdraw(call, Undecided("cancelled")):
-                call.lane.stop(Undecided("another delivery of this sink was cancelled"), in_flight=False)
+            if call is not None and not call.done.is_set() and not call.share.withdraw(call, Undecided("cancelled")):
+                call.share.stop(Undecided("another delivery of this sink was cancelled"), in_flight=False)
                 # Messages on the wire may still be acknowledged. If they are not soon, they must neither delay the
                 # next session nor be sent again after another relay took over.
                 loop = asyncio.get_running_loop()
-                loop.call_at(min(deadline, loop.time() + _LAST_ANSWERS), call.lane.session.stop)
-            self._none_of(batch, hold, Undecided("cancelled"))
+                loop.call_at(min(deadline, loop.time() + _LAST_ANSWERS), call.share.session.stop)
+            self._fail_all(batch, hold, Undecided("cancelled"))
             raise
         except SinkUnavailable as error:
-            return self._none_of(batch, hold, error)
+            return self._fail_all(batch, hold, error)
         return call.failures or ALL_DELIVERED
 
-    async def _ready_lane(self, *, alone: bool = False) -> ProducerShare:
-        """Return the current lane, or a new one after the last one has drained. ``alone``: wait for an empty lane."""
+    async def _ready_share(self, *, alone: bool = False) -> ProducerShare:
+        """Return the current share, or a new one after the last one has drained. ``alone``: wait for an empty share."""
         if self._closed:
             raise SinkUnavailable("the sink is closed")
         if self._facts is None:
             if not self._opens_by_itself:
                 raise SinkUnavailable("the sink is not open")
-            self._learn(await self._describe())
-        self._ask_anew(_REFRESH)
+            self._set_facts(await self._describe())
+        self._refresh_if_older(_REFRESH)
         if alone:
-            self._stay_apart()
-        while (lane := self._lane) is not None:
-            if lane.session.stopped:
-                await lane.session.drained.wait()
-            if lane.at_fault:
-                self._stay_apart()
-            if not lane.calls and not self._suits(lane):
-                self._leave(lane)
-            elif lane.calls and (alone or not self._suits(lane)):
-                await lane.idle()
+            self._stop_sharing()
+        while (share := self._share) is not None:
+            if share.session.stopped:
+                await share.session.drained.wait()
+            if share.at_fault:
+                self._stop_sharing()
+            if not share.calls and not self._suits(share):
+                self._leave(share)
+            elif share.calls and (alone or not self._suits(share)):
+                await share.idle()
             else:
                 break
-        if self._closed or self._producer is None or self._facts is None:  # closed meanwhile: a new lane would leak
+        if self._closed or self._producer is None or self._facts is None:  # closed meanwhile: a new share would leak
             raise SinkUnavailable("the sink is closed")
-        if lane is None:
+        if share is None:
             try:
-                lane = self._lane = self._producer.join(self._topic, apart=self._apart is not None)
+                share = self._share = self._producer.join(self._topic, separate=self._unshared is not None)
             except NOT_ACCEPTED as error:
                 raise self._not_accepted(error) from None
-        lane.proven_partitions.widen(self._facts.partitions)
-        return lane
+        share.proven_partitions.widen(self._facts.partitions)
+        return share
 
-    def _suits(self, lane: ProducerShare) -> bool:
-        return self._producer is not None and self._producer.suits(lane, apart=self._apart is not None)
+    def _suits(self, share: ProducerShare) -> bool:
+        return self._producer is not None and self._producer.suits(share, separate=self._unshared is not None)
 
-    def _leave(self, lane: ProducerShare) -> None:
-        """Leave a lane without calls in flight."""
-        self._lane = None
-        lane.session.leave(lane)
-        self._retired = {session for session in (*self._retired, lane.session) if session.stopped and not session.gone}
+    def _leave(self, share: ProducerShare) -> None:
+        """Leave a share without calls in flight."""
+        self._share = None
+        share.session.leave(share)
+        self._retired = {
+            session for session in (*self._retired, share.session) if session.stopped and not session.closed
+        }
 
-    def _stay_apart(self) -> None:
-        """Stop sharing sessions for ``_APART`` seconds."""
-        if self._apart is not None:
-            self._apart.cancel()
-        self._apart = asyncio.get_running_loop().call_later(_APART, self._share_again)
+    def _stop_sharing(self) -> None:
+        """Stop sharing sessions for ``_UNSHARED_FOR`` seconds."""
+        if self._unshared is not None:
+            self._unshared.cancel()
+        self._unshared = asyncio.get_running_loop().call_later(_UNSHARED_FOR, self._share_again)
 
     def _share_again(self) -> None:
-        self._apart = None
-        lane = self._lane
-        if lane is not None and not lane.calls and not self._suits(lane) and not self._turn.locked():
-            self._leave(lane)  # otherwise its producer would be kept until the next message
+        self._unshared = None
+        share = self._share
+        if share is not None and not share.calls and not self._suits(share) and not self._turn.locked():
+            self._leave(share)  # otherwise its producer would be kept until the next message
 
     def _brokers(self) -> Cluster:
         if self._cluster is None:
@@ -306,48 +308,48 @@ class KafkaSink:
         return self._cluster
 
     async def _describe(self) -> TopicFacts:
-        asked = self._brokers().describe(self._topic, min(_OPEN_TIMEOUT, self._delivery_timeout))
+        response = self._brokers().describe(self._topic, min(_OPEN_TIMEOUT, self._delivery_timeout))
         try:
-            return await asyncio.shield(asked)
+            return await asyncio.shield(response)
         except NOT_ACCEPTED as error:
             raise self._not_accepted(error) from None
 
     def _not_accepted(self, error: Exception) -> SinkUnavailable:
         """Return the error for a client that can't be created. The settings were valid when the sink was built."""
         return SinkUnavailable(
-            f"no client for Kafka at {self._bootstrap} can be made: {objection(error, self._secrets)}; has the relay "
-            "enough memory, threads and file descriptors?"
+            f"no client for Kafka at {self._bootstrap} can be made: {masked_error(error, self._secrets)}; has the "
+            "relay enough memory, threads and file descriptors?"
         )
 
-    def _doubtful(self, after: float) -> bool:
+    def _outdated(self, after: float) -> bool:
         """Return whether the cached limit may be outdated, and request it again. Without a result it stays outdated."""
-        self._ask_anew(after)
-        return asyncio.get_running_loop().time() - self._told_at > after
+        self._refresh_if_older(after)
+        return asyncio.get_running_loop().time() - self._limit_at > after
 
-    def _ask_anew(self, after: float) -> None:
+    def _refresh_if_older(self, after: float) -> None:
         """Start a metadata request if the last one is more than ``after`` seconds ago."""
-        if asyncio.get_running_loop().time() - self._asked_at <= after:
+        if asyncio.get_running_loop().time() - self._requested_at <= after:
             return
-        if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.create_task(self._refresh(), name=f"describe {self._topic}")
+        if self._refresh_task is None or self._refresh_task.done():
+            self._refresh_task = asyncio.create_task(self._refresh(), name=f"describe {self._topic}")
 
     async def _refresh(self) -> None:
         try:
-            self._learn(await self._describe())
+            self._set_facts(await self._describe())
         except SinkUnavailable:
-            self._asked_at = asyncio.get_running_loop().time()  # the next ``publish`` reports the failure
+            self._requested_at = asyncio.get_running_loop().time()  # the next ``publish`` reports the failure
 
-    def _learn(self, facts: TopicFacts) -> None:
-        self._asked_at = asyncio.get_running_loop().time()
+    def _set_facts(self, facts: TopicFacts) -> None:
+        self._requested_at = asyncio.get_running_loop().time()
         if facts.max_message_bytes is not None:
-            self._told_at = self._asked_at
+            self._limit_at = self._requested_at
         self._facts = facts.since(self._facts)
         self._producer = self._brokers().producer(self._facts.max_message_bytes, self._delivery_timeout)
 
-    def _no_answer(self, lane: ProducerShare | None) -> SinkUnavailable:
-        return no_answer(self._bootstrap, self._delivery_timeout, None if lane is None else lane.session.complaint)
+    def _no_answer(self, share: ProducerShare | None) -> SinkUnavailable:
+        return no_answer(self._bootstrap, self._delivery_timeout, None if share is None else share.session.client_error)
 
-    def _none_of(self, batch: Sequence[Message], hold: FenceTicket, error: DeliveryError) -> Failures:
+    def _fail_all(self, batch: Sequence[Message], hold: FenceTicket, error: DeliveryError) -> Failures:
         for message in batch:
             hold.stop(message.key)
         return dict.fromkeys(range(len(batch)), error)

@@ -86,12 +86,12 @@ def check_settings(client: Mapping[str, Any], context: SinkContext) -> None:
     except (KafkaException, ValueError, TypeError) as error:
         raise ConfigError(
             f"{context.subscription}: the Kafka client does not accept its settings: "
-            f"{objection(error, context.secrets.values())}; "
+            f"{masked_error(error, context.secrets.values())}; "
             "mend spec.sink.kafka.config or the Secret of configSecretRef"
         ) from None
 
 
-def objection(error: Exception, secrets: Iterable[str]) -> str:
+def masked_error(error: Exception, secrets: Iterable[str]) -> str:
     """Return librdkafka's error about its settings, with secrets masked."""
     cause = error.args[0] if error.args else error
     text = cause.str() if hasattr(cause, "str") else str(cause)

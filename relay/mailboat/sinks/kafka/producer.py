@@ -4,9 +4,10 @@ librdkafka keeps the order of messages in flight only as long as none fails. So 
 that does not arrive, for any reason: all messages still in flight are purged, every call with messages in the session
 gets its results, and the next message goes to a new session.
 
-*Sharing.* Each sink that uses a session has a lane in it. librdkafka can only purge its whole queue. If one lane fails,
-calls of the other lanes return ``SinkUnavailable``, which costs no attempt, and are sent again in the next session.
-``ProducerShare.at_fault`` marks the lane that caused the end; its sink then uses a separate session (see ``cluster``).
+*Sharing.* Each sink that uses a session has a share in it. librdkafka can only purge its whole queue. If one share
+fails, calls of the other shares return ``SinkUnavailable``, which costs no attempt, and are sent again in the next
+session. ``ProducerShare.at_fault`` marks the share that caused the end; its sink then uses a separate session (see
+``cluster``).
 
 *Polling.* librdkafka passes its reports to the caller of ``poll``, one callback per message, and each callback acquires
 the GIL separately. A polling thread would compete with the event loop for the GIL twenty thousand times a second. So
@@ -25,7 +26,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from mailboat.errors import DeliveryError, SinkUnavailable, Undecided
-from mailboat.sinks.kafka.kafka_errors import EpochResults, Report, is_about_a_topic, more_telling
+from mailboat.sinks.kafka.kafka_errors import EpochResults, Report, is_about_a_topic, more_specific
 from mailboat.sinks.kafka.producer_share import ProducerShare, ProvenPartitions, PublishCall
 
 _QUICK: Final = 0.0005  # seconds between polls while reports are due; the loop rounds it up to its next millisecond
@@ -33,7 +34,9 @@ _SLOW: Final = 0.2  # longest poll interval while reports are due
 _IDLE: Final = (
     2.0  # seconds between polls without a call: only log messages and connection errors of the client are due
 )
-_PATIENCE: Final = 0.1  # poll interval as a fraction of the wait so far: avoids 1,000 polls a second on a slow broker
+_POLL_FRACTION: Final = (
+    0.1  # poll interval as a fraction of the wait so far: avoids 1,000 polls a second on a slow broker
+)
 _UNLIMITED: Final = 2**31
 _MAX_AGE: Final = 6 * 3600.0
 """Brokers expire a producer that was idle for a day, and with it the sequence numbers that order depends on."""
@@ -50,45 +53,45 @@ class ProducerEpoch:
         self.failed = False
         """A message did not arrive: stop handing over messages."""
         self.drained = asyncio.Event()
-        self.complaint: Report | None = None
+        self.client_error: Report | None = None
         """Connection error that the client reported since the last successful call."""
         self.bytes = 0
-        """Payload bytes of the calls in flight, of all lanes."""
+        """Payload bytes of the calls in flight, of all shares."""
         self._bootstrap: str = settings["bootstrap.servers"]
         self._max_messages = int(settings["queue.buffering.max.messages"]) or _UNLIMITED
         self._max_bytes = int(settings["queue.buffering.max.kbytes"]) * 1024
         self.calls: set[PublishCall] = set()
-        self._lanes: set[ProducerShare] = set()
+        self._shares: set[ProducerShare] = set()
         self._topics: dict[str, ProvenPartitions] = {}
         self._fatal: Report | None = None
         self.reason: DeliveryError | None = None
-        """Result for messages of any lane that no report explains."""
-        self._stirred = asyncio.Event()
+        """Result for messages of any share that no report explains."""
+        self._changed = asyncio.Event()
         self._superseded = False
         self._retired = False
-        self.producer: Any = Producer({**settings, "logger": logger, "error_cb": self._complain})
-        self._ending: threading.Thread | None = None
-        self._heard_at = self._started_at
-        self._timer = self._loop.call_later(_SLOW, self._listen)
+        self.producer: Any = Producer({**settings, "logger": logger, "error_cb": self._on_error})
+        self._close_thread: threading.Thread | None = None
+        self._reported_at = self._started_at
+        self._timer = self._loop.call_later(_SLOW, self._poll)
 
-    def lane(self, topic: str) -> ProducerShare:
-        """Return a new lane of this session."""
-        lane = ProducerShare(self, topic, self._topics.setdefault(topic, ProvenPartitions()))
-        self._lanes.add(lane)
-        return lane
+    def new_share(self, topic: str) -> ProducerShare:
+        """Return a new share of this session."""
+        share = ProducerShare(self, topic, self._topics.setdefault(topic, ProvenPartitions()))
+        self._shares.add(share)
+        return share
 
-    def leave(self, lane: ProducerShare) -> None:
-        """Remove a lane without calls in flight. If it was the last one, retire the producer."""
-        self._lanes.discard(lane)
-        if not self._lanes and not self.stopped:
+    def leave(self, share: ProducerShare) -> None:
+        """Remove a share without calls in flight. If it was the last one, retire the producer."""
+        self._shares.discard(share)
+        if not self._shares and not self.stopped:
             self.retire()
 
     @property
     def takes_calls(self) -> bool:
         return not self.stopped and self._loop.time() - self._started_at < _MAX_AGE
 
-    def answered_others(self, lane: ProducerShare, *, since: float) -> bool:
-        return any(other.answered_at > since for other in self._lanes if other is not lane)
+    def answered_others(self, share: ProducerShare, *, since: float) -> bool:
+        return any(other.answered_at > since for other in self._shares if other is not share)
 
     @property
     def queue(self) -> tuple[int, int, int, int]:
@@ -100,21 +103,21 @@ class ProducerEpoch:
         if call not in self.calls:
             return
         if not call.errors and call.unsent == len(call.batch):
-            self.complaint = None
-            call.lane.answered_at = self._loop.time()
+            self.client_error = None
+            call.share.answered_at = self._loop.time()
             self.finish(call)
         if self.stopped:
             self._drain()
 
     def finish(self, call: PublishCall) -> None:
         """Return a call's result without ending the session."""
-        lane = call.lane
-        lane.calls.discard(call)
+        share = call.share
+        share.calls.discard(call)
         self.calls.discard(call)
-        lane.bytes -= call.bytes
+        share.bytes -= call.bytes
         self.bytes -= call.bytes
         call.done.set()
-        self.stir()
+        self.notify()
         if self._superseded and not self.calls:
             self.retire()
 
@@ -133,96 +136,96 @@ class ProducerEpoch:
         self.stopped = True
         self.producer.purge(in_queue=True, in_flight=in_flight, blocking=False)
         self.expect()
-        self.stir()
+        self.notify()
         self._drain()
 
     def _drain(self) -> None:
-        if self.drained.is_set() or not all(call.answered_for for call in self.calls):
+        if self.drained.is_set() or not all(call.all_answered for call in self.calls):
             return
-        verdicts = EpochResults(
-            [report for lane in self._lanes for report in lane.reports()], self._fatal, self._bootstrap
+        results = EpochResults(
+            [report for share in self._shares for report in share.reports()], self._fatal, self._bootstrap
         )
-        for lane in self._lanes:
-            lane.at_fault = lane.at_fault or is_about_a_topic(lane.reports())
-        otherwise = self.reason or self._otherwise(verdicts)
-        for lane in self._lanes:
-            others = verdicts.others(lane.reports(), lane.reason or otherwise)
-            for call in lane.calls:
+        for share in self._shares:
+            share.at_fault = share.at_fault or is_about_a_topic(share.reports())
+        otherwise = self.reason or self._otherwise(results)
+        for share in self._shares:
+            default = results.default_error(share.reports(), share.reason or otherwise)
+            for call in share.calls:
                 for index, report in call.errors.items():
-                    call.failures[index] = verdicts.on(report, others)
+                    call.failures[index] = results.error_for(report, default)
                 for index in range(call.unsent, len(call.batch)):
-                    call.failures[index] = others
+                    call.failures[index] = default
                 for index in call.failures:
                     call.hold.stop(call.batch[index].key)
                 call.done.set()
-            lane.calls.clear()
+            share.calls.clear()
         self.calls.clear()
         self.drained.set()
         self.retire()
 
-    def _otherwise(self, verdicts: EpochResults) -> DeliveryError:
-        """Return the result for lanes without an error report and without a reason from their sink."""
-        if verdicts.common or any(lane.at_fault or lane.reason for lane in self._lanes):
+    def _otherwise(self, results: EpochResults) -> DeliveryError:
+        """Return the result for shares without an error report and without a reason from their sink."""
+        if results.common or any(share.at_fault or share.reason for share in self._shares):
             return SinkUnavailable(
                 f"the producer for Kafka at {self._bootstrap} was replaced because another subscription that shares it "
                 "failed or was stopped; the message is sent again"
             )
         # No message is known to be at fault. Separate sessions, then batches of one, will identify it.
-        for lane in self._lanes:
-            lane.at_fault = bool(lane.calls)
+        for share in self._shares:
+            share.at_fault = bool(share.calls)
         return Undecided("the producer was stopped")
 
     def retire(self) -> None:
         """Release the producer. No message may be in flight."""
         self.stopped = True
         self.drained.set()
-        self.stir()  # ``stop`` did so as well, but reports may have arrived since
+        self.notify()  # ``stop`` did so as well, but reports may have arrived since
         if self._retired:
             return
         self._retired = True
         self._timer.cancel()
         last, self.producer = [self.producer], None
         # Dropping the last reference closes the connections and blocks until they are closed.
-        self._ending = threading.Thread(target=last.clear, name="mailboat-kafka-end", daemon=True)
-        self._ending.start()
+        self._close_thread = threading.Thread(target=last.clear, name="mailboat-kafka-end", daemon=True)
+        self._close_thread.start()
 
     @property
-    def gone(self) -> bool:
-        return self._ending is not None and not self._ending.is_alive()
+    def closed(self) -> bool:
+        return self._close_thread is not None and not self._close_thread.is_alive()
 
     def join(self, timeout: float) -> None:
         """Block until the threads and connections of a retired producer are gone."""
-        if self._ending is not None:
-            self._ending.join(timeout)
+        if self._close_thread is not None:
+            self._close_thread.join(timeout)
 
     # ---- polling ---------------------------------------------------------------------------------------------------
 
     def expect(self) -> None:
         """Poll fast from now on, since reports are due."""
-        self._heard_at = self._loop.time()
-        if not self._retired and self._timer.when() > self._heard_at + _QUICK:
+        self._reported_at = self._loop.time()
+        if not self._retired and self._timer.when() > self._reported_at + _QUICK:
             self._timer.cancel()
-            self._timer = self._loop.call_at(self._heard_at + _QUICK, self._listen)
+            self._timer = self._loop.call_at(self._reported_at + _QUICK, self._poll)
 
-    def _listen(self) -> None:
+    def _poll(self) -> None:
         if self._retired:
             return
         now = self._loop.time()
         try:
             if self.producer.poll(0):
-                self._heard_at = now
+                self._reported_at = now
         except KafkaException as error:  # ``poll`` raises fatal errors
             self._soon(self._end, Report.of(error.args[0], "", -1))
         finally:
-            pause = min(max(_QUICK, (now - self._heard_at) * _PATIENCE), _SLOW) if self.calls else _IDLE
-            self._timer = self._loop.call_later(pause, self._listen)
+            pause = min(max(_QUICK, (now - self._reported_at) * _POLL_FRACTION), _SLOW) if self.calls else _IDLE
+            self._timer = self._loop.call_later(pause, self._poll)
 
     def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
         """Run a callback outside ``poll``, since the reaction to a report may purge or end the producer."""
         self._loop.call_soon(callback, *arguments)
 
-    def _complain(self, error: KafkaError) -> None:
-        self.complaint = more_telling(self.complaint, Report.of(error, "", -1))
+    def _on_error(self, error: KafkaError) -> None:
+        self.client_error = more_specific(self.client_error, Report.of(error, "", -1))
 
     def report_failure(self) -> None:
         if not self.failed:
@@ -238,10 +241,10 @@ class ProducerEpoch:
 
     # ---- waiting for something to happen ---------------------------------------------------------------------------
 
-    def stir(self) -> None:
-        self._stirred.set()
+    def notify(self) -> None:
+        self._changed.set()
 
-    async def stirred(self) -> None:
+    async def changed(self) -> None:
         """Wait until a call is finished, a first message is accepted, or the session ends."""
-        self._stirred.clear()
-        await self._stirred.wait()
+        self._changed.clear()
+        await self._changed.wait()

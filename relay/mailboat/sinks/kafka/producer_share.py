@@ -1,6 +1,6 @@
 """One sink's part of a session: its topic, its calls, its share of the producer's queue.
 
-Order is kept within a lane only: a lane hands over its calls one after the other, independently of other lanes.
+Order is kept within a share only: a share hands over its calls one after the other, independently of other shares.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class PublishCall:
         "failures",
         "handed",
         "hold",
-        "lane",
+        "share",
         "unsent",
     )
 
-    def __init__(self, lane: ProducerShare, batch: Sequence[Message], hold: FenceTicket, began: float) -> None:
-        self.lane = lane
+    def __init__(self, share: ProducerShare, batch: Sequence[Message], hold: FenceTicket, began: float) -> None:
+        self.share = share
         self.batch = batch
         self.hold = hold
         self.began = began
@@ -100,20 +100,20 @@ class PublishCall:
         """Record a delivery report. librdkafka calls this inside ``poll``, once per message."""
         if error is not None:
             self.errors[index] = Report.of(error, message.topic(), message.partition())
-            self.lane.session.report_failure()
+            self.share.session.report_failure()
         self.answered += 1
         if self.answered == self.expected:
-            self.lane.session.report_answered(self)
+            self.share.session.report_answered(self)
 
     def report_first(self, key: str, index: int, error: KafkaError | None, message: Any) -> None:
         """Record a delivery report of the first message of a key on a topic with cold partitions."""
         if error is None:
-            self.lane.proven_partitions.accepted(key, message.partition())
-            self.lane.session.stir()
+            self.share.proven_partitions.accepted(key, message.partition())
+            self.share.session.notify()
         self.report(index, error, message)
 
     @property
-    def answered_for(self) -> bool:
+    def all_answered(self) -> bool:
         return self.answered == self.expected
 
 
@@ -124,16 +124,16 @@ class ProducerShare:
         self.session = session
         self.proven_partitions = proven_partitions
         self.at_fault = False
-        """True if a failure on this lane, not of the connection, ended the session."""
+        """True if a failure on this share, not of the connection, ended the session."""
         self.calls: set[PublishCall] = set()
         self.bytes = 0
         """Payload bytes of the calls in flight."""
         self.answered_at = 0.0
         """Time of the last successful call."""
         self.reason: DeliveryError | None = None
-        """Result for messages of this lane that no report explains."""
-        self.objection: Report | None = None
-        """Why librdkafka did not accept a message of this lane, if the message is not the cause."""
+        """Result for messages of this share that no report explains."""
+        self.rejection: Report | None = None
+        """Why librdkafka did not accept a message of this share, if the message is not the cause."""
         self._topic = topic
 
     def begin(self, batch: Sequence[Message], hold: FenceTicket) -> PublishCall:
@@ -158,11 +158,11 @@ class ProducerShare:
                     await asyncio.sleep(0)
         finally:
             call.expected = call.handed
-            if call.answered_for:
+            if call.all_answered:
                 session.settle(call)
 
     def _may_queue(self) -> bool:
-        """Return whether the lane may queue more: never more than is free, so that other lanes always find room."""
+        """Return whether the share may queue more: never more than is free, so that other shares always find room."""
         messages, max_messages, size, max_size = self.session.queue
         if 2 * messages < max_messages and 2 * size < max_size:
             return True
@@ -201,7 +201,7 @@ class ProducerShare:
             except (KafkaException, UnicodeError, ValueError, TypeError) as error:
                 refusal = _local_refusal(error, topic)
                 if refusal is None:
-                    self.objection = Report.of(error.args[0], topic, -1)
+                    self.rejection = Report.of(error.args[0], topic, -1)
                     session.stop()
                     break
                 self._forget_first(first)
@@ -226,23 +226,23 @@ class ProducerShare:
     async def _room(self) -> None:
         """Wait until a key's first message was acknowledged, or the queue may have room."""
         if self.proven_partitions.first and not self.session.stopped:
-            await self.session.stirred()
+            await self.session.changed()
         else:
             await asyncio.sleep(_FULL_QUEUE_PAUSE)
 
     def reports(self) -> list[Report]:
-        """Return all error reports of this lane."""
+        """Return all error reports of this share."""
         found = [report for call in self.calls for report in call.errors.values()]
-        return [*found, self.objection] if self.objection is not None else found
+        return [*found, self.rejection] if self.rejection is not None else found
 
     async def idle(self) -> None:
-        """Wait until no call of this lane is in flight."""
+        """Wait until no call of this share is in flight."""
         while self.calls:
-            await self.session.stirred()
+            await self.session.changed()
 
     def withdraw(self, call: PublishCall, reason: DeliveryError) -> bool:
         """Finish a call that was not handed over completely. Returns False if any of its messages is in flight."""
-        if self.session.stopped or call.errors or not call.answered_for:
+        if self.session.stopped or call.errors or not call.all_answered:
             return False
         for index in range(call.unsent, len(call.batch)):
             call.failures[index] = reason
@@ -251,7 +251,7 @@ class ProducerShare:
         return True
 
     def time_out(self, call: PublishCall, reason: DeliveryError) -> None:
-        """End the session after a call timed out. If other lanes succeeded since it began, this lane is at fault."""
+        """End the session after a call timed out. If other shares succeeded since it began, this share is at fault."""
         if self.session.answered_others(self, since=call.began):
             self.at_fault = True
         elif not self.session.stopped:
@@ -259,7 +259,7 @@ class ProducerShare:
         self.stop(reason)
 
     def stop(self, reason: DeliveryError, *, in_flight: bool = True) -> None:
-        """End the session. ``reason`` is the result for messages of this lane that no report explains.
+        """End the session. ``reason`` is the result for messages of this share that no report explains.
 
         Without ``in_flight``, messages already on the wire are not purged and may still be acknowledged.
         """

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from mailboat.errors import SinkUnavailable
-from mailboat.sinks.kafka.kafka_errors import Report, missing_topic, more_telling, no_answer, unavailable
+from mailboat.sinks.kafka.kafka_errors import Report, missing_topic, more_specific, no_answer, unavailable
 
 NOT_ACCEPTED: Final = (KafkaException, ValueError, TypeError)
 """Errors of a client constructor whose settings are unusable, for example because a referenced file was deleted."""
@@ -41,18 +41,18 @@ def describe_topics(
     the error is referenced.
     """
     bootstrap: str = client["bootstrap.servers"]
-    complaint: Report | None = None
+    client_error: Report | None = None
 
-    def complain(error: KafkaError) -> None:
-        nonlocal complaint
-        complaint = more_telling(complaint, Report.of(error, "", -1))
+    def on_error(error: KafkaError) -> None:
+        nonlocal client_error
+        client_error = more_specific(client_error, Report.of(error, "", -1))
 
     settings: dict[str, Any] = {
         **client,
         "allow.auto.create.topics": False,
         "enable.metrics.push": False,
         "log_level": 0,
-        "error_cb": complain,
+        "error_cb": on_error,
     }
     admin = AdminClient(settings)
     partitions: dict[str, int] = {}
@@ -62,7 +62,7 @@ def describe_topics(
             found = admin.list_topics(topic, timeout=timeout).topics[topic]
         except KafkaException:
             admin.poll(0)  # runs ``error_cb``, whose error names more than "timed out"
-            return dict.fromkeys(topics, no_answer(bootstrap, timeout, complaint))
+            return dict.fromkeys(topics, no_answer(bootstrap, timeout, client_error))
         if found.error is not None:
             answers[topic] = unavailable(Report.of(found.error, topic, -1), bootstrap)
         elif not found.partitions:

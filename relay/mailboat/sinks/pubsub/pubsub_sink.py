@@ -43,7 +43,7 @@ class PubSubSink:
         self._tails: dict[str, asyncio.Future[bool]] = {}
         """By key, whether the most recently queued call's requests arrived."""
         self._free = asyncio.Semaphore(_REQUESTS_ON_THE_WAY)
-        self._stops = KeyFence()
+        self._fence = KeyFence()
         self._closed = False
 
     @classmethod
@@ -87,7 +87,7 @@ class PubSubSink:
         return refusal(message)
 
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
-        return self._publish(batch, self._stops.call())
+        return self._publish(batch, self._fence.call())
 
     async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         deadline = asyncio.get_running_loop().time() + self._delivery_timeout

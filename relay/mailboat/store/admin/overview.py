@@ -85,7 +85,7 @@ async def relays_serving(link: PostgresConnection, outbox: str, name: str) -> li
 async def waiting(
     link: PostgresConnection,
     layout: TableLayout,
-    known: KnownSubscription,
+    subscription: KnownSubscription,
     manifests: Iterable[EventSubscription],
     *,
     bound: int = 100_000,
@@ -94,15 +94,21 @@ async def waiting(
 
     Without a manifest the filter is unknown, and all events count.
     """
-    asking: dict[str, Any] = {"subscription": known.number, "partitions": known.partitions, "bound": bound}
-    statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(rows=layout.rows, wanted=_wanted(known, manifests))
+    parameters: dict[str, Any] = {
+        "subscription": subscription.number,
+        "partitions": subscription.partitions,
+        "bound": bound,
+    }
+    statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(
+        rows=layout.rows, wanted=_filter_predicate(subscription, manifests)
+    )
     async with link.transaction() as cursor:
         await cursor.execute(_SQL["frugally"])
-        await cursor.execute(statement, asking)
+        await cursor.execute(statement, parameters)
         lags = await cursor.fetchall()
-        await cursor.execute(_SUBSCRIPTIONS["parked"], asking)
+        await cursor.execute(_SUBSCRIPTIONS["parked"], parameters)
         parked = sum(count for _, count in await cursor.fetchall())
-        await cursor.execute(_SUBSCRIPTIONS["dead"], asking)
+        await cursor.execute(_SUBSCRIPTIONS["dead"], parameters)
         (dead,) = await cursor.fetchone() or (0,)
     return Waiting(
         lag=sum(pending for _, pending, _, _ in lags),
@@ -113,10 +119,10 @@ async def waiting(
     )
 
 
-def _wanted(known: KnownSubscription, manifests: Iterable[EventSubscription]) -> Predicate:
+def _filter_predicate(subscription: KnownSubscription, manifests: Iterable[EventSubscription]) -> Predicate:
     for manifest in manifests:
-        if full_name(manifest) == known.name:
-            return predicate(effective_filter(known.name, manifest.spec), known.since)
+        if full_name(manifest) == subscription.name:
+            return predicate(effective_filter(subscription.name, manifest.spec), subscription.since)
     return TRUE
 
 

@@ -107,24 +107,24 @@ def _script(step: Traversable) -> str:
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
-def pending(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Migration, ...]:
+def pending(migrations: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Migration, ...]:
     """Return the steps left to apply. Raises SchemaMismatch if the ledger does not match this version's steps."""
-    by_version = {migration.version: migration for migration in known}
+    by_version = {migration.version: migration for migration in migrations}
     for step in applied:
-        ours = by_version.get(step.version)
-        if ours is None:
+        bundled = by_version.get(step.version)
+        if bundled is None:
             raise SchemaMismatch(
                 f"The database has migration {step.name}, which this version of Mailboat does not know (it knows up to"
                 f" {max(by_version, default=0):04d}). A newer Mailboat was here: upgrade this one."
             )
-        if ours.checksum != step.checksum:
+        if bundled.checksum != step.checksum:
             raise SchemaMismatch(
-                f"Migration {step.name} was applied to this database with another content than {ours.name} has in this"
-                " version of Mailboat. If an unreleased version applied it, create the database again; otherwise use"
-                " the version that applied it, or a later one."
+                f"Migration {step.name} was applied to this database with another content than {bundled.name} has in"
+                " this version of Mailboat. If an unreleased version applied it, create the database again; otherwise"
+                " use the version that applied it, or a later one."
             )
     done = {step.version for step in applied}
-    return tuple(migration for migration in known if migration.version not in done)
+    return tuple(migration for migration in migrations if migration.version not in done)
 
 
 def _unheard(_: str) -> None:
@@ -151,7 +151,7 @@ async def migrate(
         while True:
             try:
                 async with (
-                    asyncio.timeout(deadline) as patience,
+                    asyncio.timeout(deadline) as timeout,
                     connection.transaction(),
                     connection.cursor(row_factory=tuple_row) as cursor,
                 ):
@@ -160,7 +160,7 @@ async def migrate(
                     if facts["ledger"] and await _is_made(cursor, outbox_table):
                         return await _supplied(cursor, outbox_table)
                     await _lock(cursor, ledger=bool(facts["ledger"]))
-                    return await _migrate(cursor, outbox_table, patience, begins)
+                    return await _migrate(cursor, outbox_table, timeout, begins)
             except _Locked:
                 async with asyncio.timeout(deadline):
                     holder = await _holder(connection)
@@ -219,11 +219,11 @@ async def _holder(connection: psycopg.AsyncConnection[object]) -> str | None:
 
 
 async def _migrate(
-    cursor: _Cursor, outbox_table: str, patience: asyncio.Timeout, begins: Callable[[str], None]
+    cursor: _Cursor, outbox_table: str, timeout: asyncio.Timeout, begins: Callable[[str], None]
 ) -> MigrationReport:
     steps = pending(known_migrations(), await _applied(cursor))
     for step in steps:
-        patience.reschedule(None)
+        timeout.reschedule(None)
         begins(step.name)
         await cursor.execute(step.script.encode())
         await cursor.execute(_SQL["record"], {"version": step.version, "name": step.name, "checksum": step.checksum})

@@ -85,8 +85,8 @@ class Blocked:
     subscription: str | None = None
 
     def __str__(self) -> str:
-        who = f"subscription {self.subscription} " if self.subscription else ""
-        return f"{self.partition}: {who}{self.reason}"
+        owner = f"subscription {self.subscription} " if self.subscription else ""
+        return f"{self.partition}: {owner}{self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
