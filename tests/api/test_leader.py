@@ -18,10 +18,10 @@ from mailboat_operator.leader_election import Election, LeadershipLost, Timing
 from support.operator_processes import RunningOperator
 from support.wait import await_until
 
-SOON = Timing(duration=5, renew_within=3.0, look_every=0.3)
-SURE = Timing(duration=5, renew_within=40.0, look_every=0.3)
+SOON = Timing(duration=5, renew_within=3.0, retry_period=0.3)
+SURE = Timing(duration=5, renew_within=40.0, retry_period=0.3)
 """Quick takeover, and no loss of the lead because of slow renewals."""
-PATIENT = Timing(duration=60, renew_within=40.0, look_every=0.3)
+PATIENT = Timing(duration=60, renew_within=40.0, retry_period=0.3)
 """For tests that do not wait for a Lease to expire. A machine that stalls for a while costs no lead."""
 
 
@@ -38,7 +38,7 @@ class Candidate:
 
     @property
     def leading(self) -> bool:
-        return self.election.leading and not self.task.done()
+        return self.election.is_leader and not self.task.done()
 
     async def lost(self) -> LeadershipLost:
         with pytest.raises(LeadershipLost) as lost:

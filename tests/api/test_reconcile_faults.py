@@ -97,7 +97,7 @@ async def live_until_a_write(cluster, monkeypatch, *, after_it):
 
     monkeypatch.setattr(controller, "RelayClient", client)
     task = asyncio.create_task(
-        controller.run_controller(kube, quick(cluster.namespace), cluster.signing, Metrics(registry))
+        controller.run_controller(kube, quick(cluster.namespace), cluster.signer, Metrics(registry))
     )
 
     def looked():

@@ -42,7 +42,7 @@ from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import relay_pod
 from mailboat_operator.relays.poll import PollTimeouts
 from mailboat_operator.relays.reports import Answer
-from mailboat_operator.relays.signing_keys import Signing, turned
+from mailboat_operator.relays.signing_keys import Signer, turned
 from mailboat_operator.relays.state import ConfigPush, RelayStates
 from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import Configuration, configuration_in
@@ -54,7 +54,7 @@ from support.manifests import Manifest, event_subscription, outbox_relay
 from support.relay_statuses import process_status
 
 IMAGE = RelayImage("mailboat-relay:1")
-SIGNING = Signing(turned(None, datetime.now(UTC)))
+SIGNER = Signer(turned(None, datetime.now(UTC)))
 KEY = ("shop", "orders")
 FleetT = TypeVar("FleetT", bound=RelayStates)
 
@@ -253,8 +253,8 @@ class LeaderWork(Generic[FleetT]):
         metrics = Metrics(self.registry)
         self.keeper = ChildApplier(self.server, self.world, metrics)
         self.reporter = StatusWriter(self.server, self.world, metrics, "test")
-        self.fleet = relays(client or RelayClient(SIGNING), metrics, PollTimeouts())
-        self.reconciler = Reconciler(self.world, self.keeper, self.fleet, self.reporter, SIGNING, IMAGE, 5.0)
+        self.fleet = relays(client or RelayClient(SIGNER), metrics, PollTimeouts())
+        self.reconciler = Reconciler(self.world, self.keeper, self.fleet, self.reporter, SIGNER, IMAGE, 5.0)
 
 
 async def test_nothing_is_remembered_about_what_was_deleted():
@@ -401,7 +401,7 @@ class Wire(RelayClient):
     """Replaces HTTP by one relay in this process that applies pushed configurations."""
 
     def __init__(self, relay: ConfigSource) -> None:
-        super().__init__(SIGNING)
+        super().__init__(SIGNER)
         self.relay = relay
 
     async def status(self, pod, relay, partitions):
@@ -462,7 +462,7 @@ async def test_a_newer_assignment_of_one_relay_counts_for_all():
             asked.append(assignment.generation)
             return PushResponse(409, "a newer one is known")
 
-    relays = RelayStates(Client(SIGNING), Metrics(CollectorRegistry()), PollTimeouts(), wall_clock=lambda: 1_000.0)
+    relays = RelayStates(Client(SIGNER), Metrics(CollectorRegistry()), PollTimeouts(), wall_clock=lambda: 1_000.0)
     report = {"relays": [{"name": "shop/orders", "databaseReachable": True, "subscriptions": [{"name": "shop/out"}]}]}
     pods = [relay_pod(named_pod(f"orders-relay-{number}")) for number in range(100)]
     answers = [Answer(pod.name, read_process_status(json.dumps(report).encode())) for pod in pods]

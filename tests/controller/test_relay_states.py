@@ -17,7 +17,7 @@ from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.pods import RelayPod, relay_pod
 from mailboat_operator.relays.poll import PollTimeouts
-from mailboat_operator.relays.signing_keys import Signing, turned
+from mailboat_operator.relays.signing_keys import Signer, turned
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources.pod import CONTAINER, PORT, relay_labels
 from support.wait import await_until
@@ -30,7 +30,7 @@ def pod(relay: str, number: int, ip: str) -> RelayPod:
 
 
 # The port of a relay is fixed, so every test process has its own addresses.
-SIGNING = Signing(turned(None, datetime.now(UTC)))
+SIGNER = Signer(turned(None, datetime.now(UTC)))
 _HOST = f"{os.getpid() // 250 % 250}.{os.getpid() % 250 + 1}"
 ANSWERS, SILENT = f"127.5.{_HOST}", f"127.6.{_HOST}"
 
@@ -66,7 +66,7 @@ class Pods:
 
 @asynccontextmanager
 async def relays(patience: PollTimeouts) -> AsyncIterator[tuple[RelayStates, Pods]]:
-    async with RelayClient(SIGNING, timeout=300) as client, Pods().running() as pods:
+    async with RelayClient(SIGNER, timeout=300) as client, Pods().running() as pods:
         yield RelayStates(client, Metrics(CollectorRegistry()), patience), pods
 
 

@@ -39,7 +39,7 @@ from mailboat_operator.kube.client import (
     Object,
 )
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.relays.signing_keys import Signing, turned
+from mailboat_operator.relays.signing_keys import Signer, turned
 from mailboat_operator.resources.pod import CONTAINER, RESOURCES_KEY, RelayImage, relay_labels, relay_volumes
 from mailboat_spec.names import INJECTED_ANNOTATION, RELAY_LABEL
 from mailboat_spec.wire_format import unpack
@@ -67,11 +67,11 @@ class Cluster:
         self.api = api
         self.kube = kube
         self.namespace = namespace
-        self.signing = Signing(turned(None, datetime.now(UTC)))
+        self.signer = Signer(turned(None, datetime.now(UTC)))
         self.outbox = Outbox()
         self.relays: dict[str, RelayStandIn] = {}
         self._keys = place / "operator-keys.pem"
-        self._keys.write_text(self.signing.public_keys())
+        self._keys.write_text(self.signer.public_keys())
 
     def trust(self, public_keys: str) -> None:
         """Let the relays trust the keys of another operator."""
@@ -268,7 +268,7 @@ async def operating(
     kube = await Kube.connect(kubeconfig)
     registry = CollectorRegistry()
     task = asyncio.create_task(
-        run_controller(kube, settings or quick(cluster.namespace), cluster.signing, Metrics(registry)), name="operator"
+        run_controller(kube, settings or quick(cluster.namespace), cluster.signer, Metrics(registry)), name="operator"
     )
     try:
         yield registry

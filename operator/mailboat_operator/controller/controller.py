@@ -49,7 +49,7 @@ from mailboat_operator.kube.client import (
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.poll import PollTimeouts
-from mailboat_operator.relays.signing_keys import Signing
+from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources import CHILD_KINDS
 from mailboat_operator.resources.pod import RelayImage
@@ -106,18 +106,18 @@ class ControllerSettings:
         )
 
 
-async def run_controller(kube: Kube, settings: ControllerSettings, signing: Signing, metrics: Metrics) -> None:
+async def run_controller(kube: Kube, settings: ControllerSettings, signer: Signer, metrics: Metrics) -> None:
     """Run until cancelled. Raise only on errors that a retry can't resolve."""
     kube.on_request = metrics.on_request
     cache = ResourceCache()
-    async with RelayClient(signing, timeout=settings.relay_timeout) as client:
+    async with RelayClient(signer, timeout=settings.relay_timeout) as client:
         status_writer = StatusWriter(kube, cache, metrics, settings.instance)
         reconciler = Reconciler(
             cache,
             ChildApplier(kube, cache, metrics, _OBSTRUCTED * settings.status_interval),
             RelayStates(client, metrics, settings.timeouts),
             status_writer,
-            signing,
+            signer,
             settings.image,
             settings.status_interval,
         )
@@ -228,7 +228,7 @@ class Controller:
     async def _until_served(self) -> None:
         """Wait until discovery contains the custom resources: kopf runs discovery only once."""
         for attempt in itertools.count():
-            if await self.kube.is_known(RELAY) and await self.kube.is_known(SUBSCRIPTION):
+            if await self.kube.is_served(RELAY) and await self.kube.is_served(SUBSCRIPTION):
                 return
             await asyncio.sleep(self.settings.backoff.delay(attempt))
 

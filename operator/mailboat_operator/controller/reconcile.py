@@ -39,7 +39,7 @@ from mailboat_operator.kube.client import (
     Throttled,
 )
 from mailboat_operator.relays.reports import Answer, partitions_of
-from mailboat_operator.relays.signing_keys import Signing
+from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import (
@@ -84,7 +84,7 @@ class Reconciler:
     children: ChildApplier
     relays: RelayStates
     status_writer: StatusWriter
-    signing: Signing
+    signer: Signer
     image: RelayImage
     interval: float
     wall_clock: Callable[[], float] = time.time
@@ -171,7 +171,7 @@ class Reconciler:
         configuration, excess = await asyncio.to_thread(self._next_configuration, observed, relay)
         if excess:
             return Result(Obstacle(Reason.CONFIGURATION_HELD, excess))
-        wanted = desired(relay, observed.secrets, configuration, self.signing.public_keys(), self.image)
+        wanted = desired(relay, observed.secrets, configuration, self.signer.public_keys(), self.image)
         applied = await self.children.apply(relay, wanted)
         await self.status_writer.write_events(RELAY, observed.found, applied.events)
         if not applied.obstructed and (relay.spec.runtime is Runtime.DEPLOYMENT or observed.sidecar_works):
