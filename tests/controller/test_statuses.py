@@ -250,7 +250,7 @@ def test_a_start_that_takes_too_long_is_an_event():
 
 
 def test_kubernetes_word_about_a_pod_replaces_the_guess_about_the_network():
-    killed = Answer("a", None, "can't be connected to", trouble="was killed (OOMKilled)")
+    killed = Answer("a", None, "can't be connected to", problem="was killed (OOMKilled)")
     for answers, told in (
         ((killed,), "No relay has reported yet: a was killed (OOMKilled)."),
         ((replace(killed, silent=True),), "Relays do not answer (a: was killed (OOMKilled))."),
@@ -533,10 +533,10 @@ def test_the_reason_that_pods_do_not_start_is_reported_in_kubernetes_words():
     silent = (Answer("a", None, "has no address yet"),)
     for changes, words in (
         ({"pods": (), "answers": (), "uncreated": "pods is forbidden: exceeded quota"}, "exceeded quota"),
-        ({"pods": (pod("a", trouble="can't be scheduled (x)"),), "answers": silent}, "a can't be scheduled (x)"),
-        ({"pods": (pod("a"), pod("b", ready=False, trouble="the image x can't be pulled"))}, "b the image x can't"),
+        ({"pods": (pod("a", problem="can't be scheduled (x)"),), "answers": silent}, "a can't be scheduled (x)"),
+        ({"pods": (pod("a"), pod("b", ready=False, problem="the image x can't be pulled"))}, "b the image x can't"),
         (
-            {"pods": (pod("a"), pod("b"), pod("c", ready=False, trouble="can't start (x)")), "halted": "timed out."},
+            {"pods": (pod("a"), pod("b"), pod("c", ready=False, problem="can't start (x)")), "halted": "timed out."},
             "New relays do not become ready, the previous ones continue: c can't start (x).",
         ),
         (

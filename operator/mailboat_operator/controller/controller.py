@@ -101,8 +101,8 @@ class ControllerSettings:
     def timeouts(self) -> PollTimeouts:
         return PollTimeouts(
             silence=max(3 * self.status_interval, 3.0),
-            following=max(6 * self.status_interval, 5.0),
-            asking=max(2 * self.relay_timeout, 10.0),
+            assignment=max(6 * self.status_interval, 5.0),
+            poll=max(2 * self.relay_timeout, 10.0),
         )
 
 

@@ -193,7 +193,7 @@ class Reconciler:
         key, polled, answers = observed.key, observed.polled, observed.answers
         pushed = await self.relays.push_config(key, polled, answers, configuration)
         moving = await self.relays.push_assignment(key, observed.work, polled, answers, configuration)
-        return not (pushed.on_its_way or moving)
+        return not (pushed.in_flight or moving)
 
     # ---- failures and the next run ---------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class StatusWriter:
             pods=observed.pods,
             answers=observed.running_answers,
             subscriptions=len(observed.subscriptions),
-            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.sees(each) for each in secrets)],
+            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.mounts(each) for each in secrets)],
             selector=observed.selector,
         )
         self.metrics.without_sidecar.labels(*observed.key).set(sum(pod.lacks_sidecar for pod in observed.pods))
@@ -131,7 +131,7 @@ class StatusWriter:
             relay_exists=True,
             problem=each.parsed.problem,
             answers=observed.running_answers,
-            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.sees(name) for name in needed)],
+            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.mounts(name) for name in needed)],
         )
         status = subscription_status(facts, now)
         self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", math.nan))

@@ -38,7 +38,7 @@ class PushResponse:
     text: str
 
     @property
-    def taken(self) -> bool:
+    def accepted(self) -> bool:
         return self.code == 200
 
 
