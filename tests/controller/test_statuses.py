@@ -15,7 +15,7 @@ from mailboat_operator.controller.status_writer import status_patch
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, bounded
 from mailboat_operator.relays.totals import RestartTotals
-from mailboat_operator.status.conditions import Obstacle, condition_events, overdue
+from mailboat_operator.status.conditions import Blocker, condition_events, overdue
 from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
 from mailboat_spec import EventSubscription, EventSubscriptionStatus, OutboxRelay, OutboxRelayStatus, Reason
@@ -193,7 +193,7 @@ def test_the_same_words_make_the_same_status_and_no_patch():
     first = subscription_status(FACTS, NOW)
     later = subscription_status(replace(FACTS, before=first), NOW + timedelta(hours=1))
     assert later == first
-    assert status_patch(first, later, only_counters_may=True) is None
+    assert status_patch(first, later, allow_counters_only=True) is None
 
 
 def test_the_time_of_a_condition_is_that_of_its_last_change():
@@ -206,9 +206,9 @@ def test_the_time_of_a_condition_is_that_of_its_last_change():
 
 def test_counters_alone_are_no_reason_to_write_every_time():
     before = {"rate": 1.0, "lag": 0}
-    assert status_patch(before, {"rate": 2.0, "lag": 0}, only_counters_may=False) is None
-    assert status_patch(before, {"rate": 2.0, "lag": 0}, only_counters_may=True) == {"rate": 2.0}
-    assert status_patch(before, {"rate": 2.0}, only_counters_may=False) == {"rate": 2.0, "lag": None}
+    assert status_patch(before, {"rate": 2.0, "lag": 0}, allow_counters_only=False) is None
+    assert status_patch(before, {"rate": 2.0, "lag": 0}, allow_counters_only=True) == {"rate": 2.0}
+    assert status_patch(before, {"rate": 2.0}, allow_counters_only=False) == {"rate": 2.0, "lag": None}
 
 
 def test_news_is_what_changed():
@@ -232,8 +232,8 @@ def test_the_steps_of_a_start_are_no_news_but_falling_back_to_them_is():
         "PartitionsWithoutOwner",
         "Delivering",
     ]
-    told = [condition_events(before, after) for before, after in itertools.pairwise([(), *stages])]
-    assert [[item.reason for item in items] for items in told] == [[], [], [], ["Delivering"]]
+    events = [condition_events(before, after) for before, after in itertools.pairwise([(), *stages])]
+    assert [[item.reason for item in items] for items in events] == [[], [], [], ["Delivering"]]
     well = stages[-1]
     for number, reason in enumerate(["NotEnoughRelays", "Starting", "PartitionsWithoutOwner"]):
         assert [item.reason for item in condition_events(well, stages[number])] == [reason]
@@ -251,12 +251,12 @@ def test_a_start_that_takes_too_long_is_an_event():
 
 def test_kubernetes_word_about_a_pod_replaces_the_guess_about_the_network():
     killed = Answer("a", None, "can't be connected to", problem="was killed (OOMKilled)")
-    for answers, told in (
+    for answers, message in (
         ((killed,), "No relay has reported yet: a was killed (OOMKilled)."),
         ((replace(killed, silent=True),), "Relays do not answer (a: was killed (OOMKilled))."),
     ):
         (ready, *_) = subscription_status(replace(FACTS, answers=answers), NOW)["conditions"]
-        assert ready["message"].startswith(told)
+        assert ready["message"].startswith(message)
         assert "NetworkPolicy" not in ready["message"]
 
 
@@ -276,7 +276,7 @@ REFUSES = Answer("a", process_status({"relays": [], "config": {"error": "spec.ur
 """A relay that never had a valid configuration."""
 
 RELAY_FACTS = RelayFacts(
-    name=RELAY, generation=1, before={}, relay=relay(), problem="", obstacle=None,
+    name=RELAY, generation=1, before={}, relay=relay(), problem="", blocker=None,
     uncreated="", halted="", pods=(pod("a"), pod("b")), answers=BOTH, subscriptions=1, lacking=(),
     selector="x=y",
 )  # fmt: skip
@@ -287,7 +287,7 @@ RELAY_FACTS = RelayFacts(
     [
         ({}, ("True", "Available")),
         ({"relay": None, "problem": "spec: no"}, ("False", "InvalidSpec")),
-        ({"obstacle": Obstacle(Reason.NAME_TAKEN, "Service x exists")}, ("False", "NameTaken")),
+        ({"blocker": Blocker(Reason.NAME_TAKEN, "Service x exists")}, ("False", "NameTaken")),
         ({"relay": relay(replicas=0), "pods": (), "answers": ()}, ("True", "Available")),
         ({"pods": (), "answers": ()}, ("False", "Starting")),
         ({"relay": relay(runtime="Sidecar"), "pods": (), "answers": ()}, ("False", "NotEnoughRelays")),
@@ -339,8 +339,8 @@ def test_a_healthy_start_of_a_relay_is_one_event():
         relay_status(replace(RELAY_FACTS, answers=answers), NOW)["conditions"]
         for answers in ((answer("a", relay=STARTS), answer("b", relay=STARTS)), BOTH)
     ]
-    told = [condition_events(before, after) for before, after in itertools.pairwise([(), *stages])]
-    assert [[item.reason for item in items] for items in told] == [[], ["Available"]]
+    events = [condition_events(before, after) for before, after in itertools.pairwise([(), *stages])]
+    assert [[item.reason for item in items] for items in events] == [[], ["Available"]]
 
 
 @pytest.mark.parametrize("reason", ["DatabaseUnreachable", "InvalidSpec"])
@@ -551,7 +551,7 @@ def test_the_reason_that_pods_do_not_start_is_reported_in_kubernetes_words():
 
 
 def test_a_forbidden_request_is_a_warning():
-    after = relay_status(replace(RELAY_FACTS, obstacle=Obstacle(Reason.FORBIDDEN, "exceeded quota")), NOW)["conditions"]
+    after = relay_status(replace(RELAY_FACTS, blocker=Blocker(Reason.FORBIDDEN, "exceeded quota")), NOW)["conditions"]
     assert [(item.warning, item.reason) for item in condition_events((), after) if "quota" in item.message] == [
         (True, "Forbidden")
     ]

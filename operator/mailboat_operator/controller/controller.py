@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mailboat_operator.controller.cache import ResourceCache, is_consumer
-from mailboat_operator.controller.children import ChildApplier, StillThere
+from mailboat_operator.controller.children import ChildApplier, DeletionPending
 from mailboat_operator.controller.consumers import Consumers
 from mailboat_operator.controller.kopf_feed import KopfFeed, Selection
 from mailboat_operator.controller.reconcile import Reconciler
@@ -68,7 +68,7 @@ _RELAY_FEED: Final = (
 _CONSUMER_FEED: Final = (Selection(CONSUMER_POD, SUBSCRIPTION_LABEL),)
 """A feed of its own, since a kopf process has one label selector per resource."""
 _SELECTIONS: Final = (*_RELAY_FEED, *_CONSUMER_FEED)
-_OBSTRUCTED: Final = 6
+_BLOCKED_RETRY: Final = 6
 """Status intervals until a blocked child is retried. Others must remove the cause: a taken name, a quota, a policy."""
 
 
@@ -114,7 +114,7 @@ async def run_controller(kube: Kube, settings: ControllerSettings, signer: Signe
         status_writer = StatusWriter(kube, cache, metrics, settings.instance)
         reconciler = Reconciler(
             cache,
-            ChildApplier(kube, cache, metrics, _OBSTRUCTED * settings.status_interval),
+            ChildApplier(kube, cache, metrics, _BLOCKED_RETRY * settings.status_interval),
             RelayStates(client, metrics, settings.timeouts),
             status_writer,
             signer,
@@ -185,11 +185,11 @@ class Controller:
 
     # ---- events of the feed ----------------------------------------------------------------------------------------
 
-    def object_seen(self, kind: Kind, found: Object) -> None:
-        self.cache.saw(kind, found)
+    def object_updated(self, kind: Kind, found: Object) -> None:
+        self.cache.store(kind, found)
 
-    def object_deleted(self, kind: Kind, gone: Object) -> None:
-        self.cache.lost(kind, gone)
+    def object_deleted(self, kind: Kind, deleted: Object) -> None:
+        self.cache.remove(kind, deleted)
 
     def watch_opened(self, kind: Kind, namespace: str | None) -> None:
         scope = self._scopes[namespace]
@@ -251,7 +251,7 @@ class Controller:
                 scope.unlisted.discard(selection)
 
     def _queue_all(self, scope: _WatchScope) -> int:
-        keys = [key for key in (*self.cache.relays(), *self.cache.asked_for()) if scope.has(key[0])]
+        keys = [key for key in (*self.cache.relays(), *self.cache.referenced_by_pods()) if scope.has(key[0])]
         for key in keys:
             self._key_changed(key)
         return len(keys)
@@ -261,7 +261,7 @@ class Controller:
         for attempt in itertools.count():
             try:
                 listed = await self.kube.list(selection.kind, scope.namespace, selection.labels)
-                self.cache.listed(selection.kind, listed, scope.namespace)
+                self.cache.apply_list(selection.kind, listed, scope.namespace)
                 return
             except KubeError as error:
                 delay = max(self.settings.backoff.delay(attempt), error.retry_after or 0.0)
@@ -272,9 +272,9 @@ class Controller:
     async def _work(self) -> None:
         while True:
             key = await self._queue.next()
-            began = time.perf_counter()
+            started = time.perf_counter()
             try:
-                again = await (self.consumers if is_consumer(key) else self.reconciler).reconcile(key)
+                requeue_after = await (self.consumers if is_consumer(key) else self.reconciler).reconcile(key)
             except KubeError as error:
                 self._requeue(key, error)
             except Exception:
@@ -284,12 +284,12 @@ class Controller:
                 self._queue.failed(key)
             else:
                 self.metrics.reconciles.labels("done").inc()
-                self._queue.succeeded(key, None if again is None else again * random.uniform(0.9, 1.1))
-            self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
+                self._queue.succeeded(key, None if requeue_after is None else requeue_after * random.uniform(0.9, 1.1))
+            self.metrics.reconcile_seconds.observe(time.perf_counter() - started)
 
     def _requeue(self, key: Key, error: KubeError) -> None:
         delay = self._queue.failed(key, error.retry_after)
-        expected = isinstance(error, Conflict | StillThere)
+        expected = isinstance(error, Conflict | DeletionPending)
         self.metrics.reconciles.labels("conflict" if expected else "unavailable").inc()
         log.log(
             logging.INFO if expected else logging.WARNING,

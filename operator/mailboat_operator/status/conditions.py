@@ -71,7 +71,7 @@ class ConditionResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class Blocker:
     """Why a relay can't be brought to its desired state."""
 
     reason: Reason

@@ -10,9 +10,9 @@ from typing import Any, Final
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, parse_reason
 from mailboat_operator.status.conditions import (
+    Blocker,
     ConditionResult,
     EventNote,
-    Obstacle,
     no,
     unknown,
     with_progress,
@@ -45,7 +45,7 @@ class RelayFacts:
     relay: OutboxRelay | None
     """None if the spec is invalid, for the reason in ``problem``."""
     problem: str
-    obstacle: Obstacle | None
+    blocker: Blocker | None
     """Why the relay can't be brought to its desired state; None if it can."""
     uncreated: str
     """Why the Deployment can't create pods; empty if it can."""
@@ -112,8 +112,8 @@ def _ready(facts: RelayFacts, reports: Sequence[RelayStatus]) -> ConditionResult
     ready = ConditionType.READY
     if facts.relay is None:
         return no(ready, Reason.INVALID_SPEC, facts.problem)
-    if facts.obstacle is not None:
-        return no(ready, facts.obstacle.reason, facts.obstacle.message)
+    if facts.blocker is not None:
+        return no(ready, facts.blocker.reason, facts.blocker.message)
     desired = facts.relay.spec.replicas
     if desired == 0:
         return yes(ready, Reason.AVAILABLE, "Scaled to 0 replicas: nothing is delivered until spec.replicas is raised.")

@@ -5,7 +5,7 @@ logged, and the previous one is served on.
 
 OpenSSL reads the certificate of a context at the start of each handshake: loading another one into a live context
 affects new connections only. Python loads certificates from files only. If the system has memory files (memfd), no
-private key is written to disk, and a read-only root filesystem is no obstacle.
+private key is written to disk, and a read-only root filesystem is no problem.
 """
 
 from __future__ import annotations
