@@ -41,7 +41,7 @@ UNREADABLE = Configuration(5, configuration(subscription()).text.replace('"log":
 
 
 @pytest.mark.parametrize(
-    ("found", "written", "told", "answers", "form", "lost"),
+    ("found", "written", "pushed", "answers", "form", "lost"),
     [
         pytest.param(INVALID, configuration(subscription()), None, (), True, False, id="it is in the ConfigMap"),
         pytest.param(INVALID, UNREADABLE, None, (), True, False, id="as something that the model refuses"),

@@ -88,7 +88,7 @@ async def test_a_review_larger_than_that_of_any_pod_is_refused(body):
 
 async def test_reviews_wait_for_memory_and_too_many_of_them_are_refused(monkeypatch):
     monkeypatch.setattr(server, "_MEMORY", server._LEAST)
-    monkeypatch.setattr(server, "_MOST_WAITING", 1)
+    monkeypatch.setattr(server, "_MAX_WAITERS", 1)
     kube = SilentKube()
     hook = Webhook(kube, RelayImage("relay:1"), InjectionMetrics(CollectorRegistry()))
     async with TestClient(TestServer(hook.application())) as client, asyncio.timeout(60), asyncio.TaskGroup() as tasks:
