@@ -133,16 +133,16 @@ async def test_a_lease_that_a_person_touched_is_still_ours(api: ApiServer, names
         await one.leave()
 
 
-@pytest.mark.parametrize("trouble", ["deaf", "refusing"])
+@pytest.mark.parametrize("fault", ["deaf", "refusing"])
 async def test_a_leader_that_can_not_reach_the_api_server_has_lost_before_others_lead(
-    api: ApiServer, namespace: str, tmp_path: Path, proxy_factory: Callable[[int], Proxy], trouble: str
+    api: ApiServer, namespace: str, tmp_path: Path, proxy_factory: Callable[[int], Proxy], fault: str
 ) -> None:
     proxy, kubeconfig = through_proxy(api, tmp_path, proxy_factory)
     async with connected(kubeconfig) as near, connected(api.kubeconfig) as kube:
         one = Candidate(near, namespace, "one")
         await await_until(lambda: one.leading, timeout=60, what="it to lead")
         other = Candidate(kube, namespace, "other")
-        if trouble == "deaf":
+        if fault == "deaf":
             proxy.deafen()
         else:
             proxy.stop()

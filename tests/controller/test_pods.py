@@ -92,7 +92,7 @@ def test_the_reason_that_a_relay_does_not_start_is_read_from_its_pod():
 
 
 @pytest.mark.parametrize(
-    ("limits", "ended", "words"),
+    ("limits", "ended", "text"),
     [
         (
             {"memory": "64Mi"},
@@ -103,7 +103,7 @@ def test_the_reason_that_a_relay_does_not_start_is_read_from_its_pod():
         ({}, {"reason": "Error", "exitCode": 3}, "ended with exit code 3 (Error), and is restarted: see its log"),
     ],
 )
-def test_the_end_of_a_relay_is_reported_until_it_is_ready_again(limits, ended, words):
+def test_the_end_of_a_relay_is_reported_until_it_is_ready_again(limits, ended, text):
     def problem(ready, **state):
         container = {"name": "mailboat-relay", "resources": {"limits": limits}}
         status = {"name": "mailboat-relay", "ready": ready, "state": state, "lastState": {"terminated": ended}}
@@ -117,5 +117,5 @@ def test_the_end_of_a_relay_is_reported_until_it_is_ready_again(limits, ended, w
 
     waits = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}
     assert problem(False, waiting=waits) == problem(False, running={}), "the same words while it comes and goes"
-    assert words in problem(False, running={})
+    assert text in problem(False, running={})
     assert problem(True, running={}) == ""
