@@ -51,39 +51,39 @@ def balance(
         return {}
     base, extra = divmod(len(partitions), len(workers))
     ordered = sorted(partitions, key=repr)
-    held: dict[str, list[Partition]] = {worker: [] for worker in workers}
-    homeless: list[Partition] = []
+    assigned: dict[str, list[Partition]] = {worker: [] for worker in workers}
+    unassigned: list[Partition] = []
     for partition in ordered:
-        held.get(owners.get(partition, ""), homeless).append(partition)
+        assigned.get(owners.get(partition, ""), unassigned).append(partition)
 
     # The `extra` workers with one more partition are those that hold most already: this avoids needless moves.
-    fullest = sorted(held, key=lambda worker: (-len(held[worker]), worker))
+    fullest = sorted(assigned, key=lambda worker: (-len(assigned[worker]), worker))
     quota = {worker: base + (1 if rank < extra else 0) for rank, worker in enumerate(fullest)}
-    for worker, mine in held.items():
-        surplus = len(mine) - quota[worker]
+    for worker, owned in assigned.items():
+        surplus = len(owned) - quota[worker]
         if surplus > 0:
-            homeless += _least_welcome(mine, surplus)
+            unassigned += _take_surplus(owned, surplus)
 
     of_stream: Counter[tuple[str, Any]] = Counter()
-    for worker, mine in held.items():
-        of_stream.update((worker, stream) for stream, _ in mine)
-    for partition in sorted(homeless, key=repr):
+    for worker, owned in assigned.items():
+        of_stream.update((worker, stream) for stream, _ in owned)
+    for partition in sorted(unassigned, key=repr):
         stream = partition[0]
-        room = [worker for worker in held if len(held[worker]) < quota[worker]]
-        chosen = min(room, key=lambda worker: (of_stream[worker, stream], len(held[worker]), _mix(worker, stream)))
-        held[chosen].append(partition)
+        room = [worker for worker in assigned if len(assigned[worker]) < quota[worker]]
+        chosen = min(room, key=lambda worker: (of_stream[worker, stream], len(assigned[worker]), _mix(worker, stream)))
+        assigned[chosen].append(partition)
         of_stream[chosen, stream] += 1
-    return {partition: worker for worker, mine in held.items() for partition in mine}
+    return {partition: worker for worker, owned in assigned.items() for partition in owned}
 
 
-def _least_welcome(mine: list[Partition], count: int) -> list[Partition]:
+def _take_surplus(owned: list[Partition], count: int) -> list[Partition]:
     """Remove ``count`` partitions from ``mine`` and return them, from the streams with the most partitions first."""
-    taken = []
+    removed = []
     for _ in range(count):
-        streams = Counter(stream for stream, _ in mine)
-        crowded = max(range(len(mine)), key=lambda index: (streams[mine[index][0]], index))
-        taken.append(mine.pop(crowded))
-    return taken
+        streams = Counter(stream for stream, _ in owned)
+        crowded = max(range(len(owned)), key=lambda index: (streams[owned[index][0]], index))
+        removed.append(owned.pop(crowded))
+    return removed
 
 
 def _mix(worker: str, stream: Any) -> bytes:

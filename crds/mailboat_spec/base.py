@@ -57,7 +57,7 @@ class Model(BaseModel):
 
     def wrong_combinations(self) -> Iterator[Refusal]:
         """Yield refusals of fields that are valid individually but not together. Override to add further ones."""
-        yield from (each.refusal(self) for each in self.constraints if not each.valid.holds(self))
+        yield from (each.refusal(self) for each in self.constraints if not each.valid.evaluate(self))
 
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:

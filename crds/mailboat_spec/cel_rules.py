@@ -31,7 +31,7 @@ def keyed_by(field: str) -> JsonDict:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
 
 
-class Because(StrEnum):
+class RuleReason(StrEnum):
     """Reason that the API server puts before the message: ``Invalid value``, ``Forbidden``, ``Required value``."""
 
     INVALID = "FieldValueInvalid"
@@ -48,7 +48,7 @@ class Rule:
     message: str
     field: str = ""
     """The offending field, relative to the one that the rule is attached to: ``delivery.deadLetter``."""
-    because: Because = Because.INVALID
+    reason: RuleReason = RuleReason.INVALID
     message_expression: str = ""
     """CEL for a message that depends on the value. If its evaluation fails, ``message`` is used."""
 
@@ -57,8 +57,8 @@ class Rule:
         written = {"rule": self.expression, "message": self.message}
         if self.message_expression:
             written["messageExpression"] = self.message_expression
-        if self.because is not Because.INVALID:
-            written["reason"] = self.because.value
+        if self.reason is not RuleReason.INVALID:
+            written["reason"] = self.reason.value
         if self.field:
             written["fieldPath"] = f".{self.field}"
         return written
@@ -83,4 +83,6 @@ def unless_given(field: str, condition: str) -> str:
 
 def unchangeable(field: str, why: str) -> Rule:
     """Return a rule for an immutable field. It must have a default or be required: absence is not compared."""
-    return Rule(f"self.{field} == oldSelf.{field}", f"can't be changed: {why}", field=field, because=Because.FORBIDDEN)
+    return Rule(
+        f"self.{field} == oldSelf.{field}", f"can't be changed: {why}", field=field, reason=RuleReason.FORBIDDEN
+    )

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from pydantic.alias_generators import to_snake
 
-from mailboat_spec.cel_rules import Because, Rule, text
+from mailboat_spec.cel_rules import Rule, RuleReason, text
 
 _VALUE: Final = re.compile(r"\{([A-Za-z.]+)\}")
 
@@ -46,13 +46,13 @@ class Predicate:
     """A condition on a model, in CEL and in Python."""
 
     cel: str
-    holds: Callable[[Any], bool]
+    evaluate: Callable[[Any], bool]
 
     def __or__(self, other: Predicate) -> Predicate:
-        return Predicate(f"{self.cel} || {other.cel}", lambda model: self.holds(model) or other.holds(model))
+        return Predicate(f"{self.cel} || {other.cel}", lambda model: self.evaluate(model) or other.evaluate(model))
 
     def __and__(self, other: Predicate) -> Predicate:
-        return Predicate(f"({self.cel}) && ({other.cel})", lambda model: self.holds(model) and other.holds(model))
+        return Predicate(f"({self.cel}) && ({other.cel})", lambda model: self.evaluate(model) and other.evaluate(model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Constraint:
     """The offending field, relative to the model; empty for the model itself."""
     message: str
     valid: Predicate
-    because: Because = Because.INVALID
+    reason: RuleReason = RuleReason.INVALID
     detailed: str = ""
     """The message with values of fields in braces, shown instead of ``message``."""
 
@@ -76,7 +76,7 @@ class Constraint:
         """Return the rule for the API server."""
         parts = [f"self.{part}" if index % 2 else text(part) for index, part in enumerate(_VALUE.split(self.detailed))]
         expression = " + ".join(parts) if self.detailed else ""
-        return Rule(self.valid.cel, self.message, self.field, self.because, message_expression=expression)
+        return Rule(self.valid.cel, self.message, self.field, self.reason, message_expression=expression)
 
 
 def read(model: Any, path: str) -> Any:
@@ -89,39 +89,41 @@ def read(model: Any, path: str) -> Any:
 def given(path: str) -> Predicate:
     """The field is present."""
     return Predicate(
-        " && ".join(f"has(self.{each})" for each in _prefixes(path)), lambda it: read(it, path) is not None
+        " && ".join(f"has(self.{each})" for each in _prefixes(path)), lambda model: read(model, path) is not None
     )
 
 
 def absent(path: str) -> Predicate:
     """The field is not present."""
-    return Predicate(" || ".join(f"!has(self.{each})" for each in _prefixes(path)), lambda it: read(it, path) is None)
+    return Predicate(
+        " || ".join(f"!has(self.{each})" for each in _prefixes(path)), lambda model: read(model, path) is None
+    )
 
 
 def empty(path: str) -> Predicate:
     """The list or mapping is absent or has no entry."""
-    return absent(path) | Predicate(f"self.{path}.size() == 0", lambda it: not read(it, path))
+    return absent(path) | Predicate(f"self.{path}.size() == 0", lambda model: not read(model, path))
 
 
 def equals(path: str, value: str | int) -> Predicate:
     """The field, which is present, has this value."""
-    return Predicate(f"self.{path} == {_literal(value)}", lambda it: bool(read(it, path) == value))
+    return Predicate(f"self.{path} == {_literal(value)}", lambda model: bool(read(model, path) == value))
 
 
 def differs(path: str, value: str | int) -> Predicate:
     """The field, which is present, has another value."""
-    return Predicate(f"self.{path} != {_literal(value)}", lambda it: bool(read(it, path) != value))
+    return Predicate(f"self.{path} != {_literal(value)}", lambda model: bool(read(model, path) != value))
 
 
 def unlike(path: str, other: str) -> Predicate:
     """The two fields, which are present, have different values."""
-    return Predicate(f"self.{path} != self.{other}", lambda it: bool(read(it, path) != read(it, other)))
+    return Predicate(f"self.{path} != self.{other}", lambda model: bool(read(model, path) != read(model, other)))
 
 
 def exactly_one(first: str, second: str, *, none: str, both: str) -> tuple[Constraint, ...]:
     """Return the constraints of two fields that exclude each other, and of which one is required."""
     return (
-        Constraint("", none, given(first) | given(second), Because.REQUIRED),
+        Constraint("", none, given(first) | given(second), RuleReason.REQUIRED),
         Constraint("", both, absent(first) | absent(second)),
     )
 

@@ -176,18 +176,18 @@ def _dangling_references(read: list[_Document]) -> Iterator[Problem]:
     """Yield references to missing relays. An invalid relay counts as present: its own problem is reported already."""
     relays = {(relay.namespace, relay.name) for relay in read if relay.kind == RELAY_KIND and relay.name is not None}
     for document in read:
-        wanted = _text_at(document.body, "spec", "relayRef", "name")
-        if document.kind != SUBSCRIPTION_KIND or wanted is None or (document.namespace, wanted) in relays:
+        target = _text_at(document.body, "spec", "relayRef", "name")
+        if document.kind != SUBSCRIPTION_KIND or target is None or (document.namespace, target) in relays:
             continue
-        message = f'no OutboxRelay is called "{wanted}" in namespace {document.namespace}'
-        beside = sorted(str(name) for namespace, name in relays if namespace == document.namespace)
-        elsewhere = sorted(namespace for namespace, name in relays if name == wanted)
-        if meant := nearest(wanted, beside):
+        message = f'no OutboxRelay is called "{target}" in namespace {document.namespace}'
+        siblings = sorted(str(name) for namespace, name in relays if namespace == document.namespace)
+        elsewhere = sorted(namespace for namespace, name in relays if name == target)
+        if meant := nearest(target, siblings):
             message += f"; did you mean {meant}?"
         elif elsewhere:
             message += f", only in {', '.join(elsewhere)}: both must have the same metadata.namespace"
         else:
-            message += f": add its manifest, or name one that is there ({', '.join(beside) or 'none is'})"
+            message += f": add its manifest, or name one that is there ({', '.join(siblings) or 'none is'})"
         yield Problem(document.source, "spec.relayRef.name", message)
 
 
@@ -200,11 +200,11 @@ def _shared_rows(read: list[_Document]) -> Iterator[Problem]:
     }
     first: dict[tuple[str, str], str | None] = {}
     for document in read:
-        wanted = _text_at(document.body, "spec", "relayRef", "name")
-        if document.kind == SUBSCRIPTION_KIND and wanted is not None and (document.namespace, wanted) in by_rows:
-            before = first.setdefault((document.namespace, wanted), document.name)
+        target = _text_at(document.body, "spec", "relayRef", "name")
+        if document.kind == SUBSCRIPTION_KIND and target is not None and (document.namespace, target) in by_rows:
+            before = first.setdefault((document.namespace, target), document.name)
             if before != document.name:
-                yield Problem(document.source, "spec.relayRef.name", serves_another(wanted, before))
+                yield Problem(document.source, "spec.relayRef.name", serves_another(target, before))
 
 
 def _text_at(body: object, *path: str) -> str | None:

@@ -15,9 +15,9 @@ from typing import Any
 class BoundedListener(socket.socket):
     """A listening socket that closes new connections while too many are open."""
 
-    def __init__(self, listening: socket.socket, most: int) -> None:
-        """Take over the file descriptor of ``listening``, which is detached."""
-        super().__init__(fileno=listening.detach())
+    def __init__(self, sock: socket.socket, most: int) -> None:
+        """Take over the file descriptor of ``sock``, which is detached."""
+        super().__init__(fileno=sock.detach())
         self._most = most
         self._open: list[tuple[socket.socket, str]] = []
         """Accepted connections, each with the address of its peer."""

@@ -65,7 +65,7 @@ PASSWORD_IN_URL: Final = (
 """URLs that carry a password."""
 
 
-def looks_secret(name: str, value: object = "") -> bool:
+def is_secret_setting(name: str, value: object = "") -> bool:
     """Return whether the name (``sasl.password``, ``X-Api-Key``, ``PGPASSWORD``) or the value is that of a secret."""
     if isinstance(value, str) and "PRIVATE KEY-----" in value:
         return True
@@ -84,11 +84,11 @@ def secret_names(settings: Mapping[str, object], prefix: str = "") -> Iterator[s
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from secret_names(value, f"{prefix}{name}.")
-        elif isinstance(value, str | int | float) and looks_secret(str(name), value):
+        elif isinstance(value, str | int | float) and is_secret_setting(str(name), value):
             yield f"{prefix}{name}"
 
 
-def holds_password(url: str) -> bool:
+def contains_password(url: str) -> bool:
     """Return whether a URL carries a password, before the host or as a parameter.
 
     False positives are possible. A password that should have been percent-encoded (``#``, ``?`` or ``/`` in it) shifts

@@ -45,7 +45,7 @@ class SpecError(ValueError):
         self.problems = problems
 
 
-_WANTED: Final = {
+_EXPECTED: Final = {
     "string_type": "a string",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -117,46 +117,46 @@ def _message(model: type[Model], path: tuple[Step, ...], detail: ErrorDetails) -
             return f"is too long: at most {context['max_length']} characters"
         case "invalid_key":
             return "field names must be strings: put this one in quotes"
-        case kind if kind in _WANTED:
-            return _wrong_type(_WANTED[kind], given) + _form(model_at(model, path))
+        case kind if kind in _EXPECTED:
+            return _wrong_type(_EXPECTED[kind], given) + _form(model_at(model, path))
         case _:
             return detail["msg"]
 
 
 def _unknown_field(model: type[Model], path: tuple[Step, ...]) -> str:
     *parent, name = path
-    there = model_at(model, parent)
-    if there is None:
+    parent_model = model_at(model, parent)
+    if parent_model is None:
         return "unknown field"
-    known = yaml_fields(there)
+    fields = yaml_fields(parent_model)
     plain = str(name).replace("_", "").replace("-", "").lower()
     if plain in _DEAD_LETTER_TOPIC and field_at(model, ("spec", "delivery", "deadLetter", "topic")) is not None:
         return "unknown field: the topic for dead letters is spec.delivery.deadLetter.topic"
-    if meant := nearest(str(name), known):
+    if meant := nearest(str(name), fields):
         return f"unknown field, did you mean {meant}?"
     elsewhere = [found for found in paths_to(model, str(name)) if found[0] == "spec"]
     if len(elsewhere) == 1 and path[: len(elsewhere[0])] == elsewhere[0]:
         return f"stands inside {spelled(elsewhere[0])} itself: move what is in it up by one level"
     if len(elsewhere) == 1:
         return f"unknown field here, it belongs in {spelled(elsewhere[0])}"
-    return f"unknown field, known here: {', '.join(known)}"
+    return f"unknown field, known here: {', '.join(fields)}"
 
 
-def _form(wanted: type[Model] | None) -> str:
+def _form(expected: type[Model] | None) -> str:
     """Return a remedy with the required fields of a mapping in YAML, or with its first field if none is required."""
-    if wanted is None or not (fields := yaml_fields(wanted)):
+    if expected is None or not (fields := yaml_fields(expected)):
         return ""
     shown = [name for name, field in fields.items() if field.is_required()] or [next(iter(fields))]
     return f": write {{{', '.join(f'{name}: ...' for name in shown)}}}"
 
 
-def _wrong_type(wanted: str, given: object) -> str:
-    message = f"must be {wanted}, not {_kind_of(given)}"
-    if wanted == "a string" and isinstance(given, bool | int | float | date):
+def _wrong_type(expected: str, given: object) -> str:
+    message = f"must be {expected}, not {_kind_of(given)}"
+    if expected == "a string" and isinstance(given, bool | int | float | date):
         return f"{message}: put it in quotes"
-    if wanted != "a string" and isinstance(given, str) and wanted not in ("a list", "a mapping"):
+    if expected != "a string" and isinstance(given, str) and expected not in ("a list", "a mapping"):
         return f"{message}: write it without quotes"
-    if wanted == "a list" and isinstance(given, str):
+    if expected == "a list" and isinstance(given, str):
         return f"{message}: put it in brackets, [...]"
     return message
 

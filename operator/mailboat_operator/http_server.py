@@ -20,7 +20,7 @@ from mailboat_spec.listener import listen
 
 _CONNECTIONS: Final = 128
 """Three API servers keep 25 idle connections each. A TLS connection takes some 300 KiB."""
-_KEPT_OPEN: Final = 120
+_KEEPALIVE: Final = 120
 """Seconds for which an idle connection stays open, and the time limit for request headers. The API server closes idle
 connections after 90. If this side closed first, a review sent at that moment would be lost, and the pod would start
 without its relay."""
@@ -37,10 +37,10 @@ class Busy(Exception):
 class Memory:
     """Memory budget shared by callers: each reserves its maximum and waits until that much is free."""
 
-    def __init__(self, size: int, most_waiting: int) -> None:
+    def __init__(self, size: int, max_waiters: int) -> None:
         self._free = size
-        self._most_waiting = most_waiting
-        self._waiting = 0
+        self._max_waiters = max_waiters
+        self._waiters = 0
         self._released = asyncio.Event()
 
     @asynccontextmanager
@@ -56,15 +56,15 @@ class Memory:
             self._released.set()
 
     async def _wait(self, size: int) -> None:
-        if self._waiting >= self._most_waiting:
+        if self._waiters >= self._max_waiters:
             raise Busy
-        self._waiting += 1
+        self._waiters += 1
         try:
             while self._free < size:
                 self._released.clear()
                 await self._released.wait()
         finally:
-            self._waiting -= 1
+            self._waiters -= 1
 
 
 class BodyTooLarge(Exception):
@@ -93,7 +93,7 @@ class HttpServer:
             access_log=None,
             handle_signals=False,
             shutdown_timeout=_CLOSE_WITHIN,
-            keepalive_timeout=_KEPT_OPEN,
+            keepalive_timeout=_KEEPALIVE,
             lingering_time=_LINGER,
             auto_decompress=False,
         )
@@ -103,11 +103,11 @@ class HttpServer:
         """Listen, and return the address with the actual port. Raises ``OSError``."""
         await self._runner.setup()
         assert self._runner.server is not None
-        listening = listen(address.host, address.port, most=_CONNECTIONS)
-        host, port, *_ = listening.getsockname()
+        listener = listen(address.host, address.port, most=_CONNECTIONS)
+        host, port, *_ = listener.getsockname()
         self._server = await asyncio.get_running_loop().create_server(
             self._runner.server,
-            sock=listening,
+            sock=listener,
             ssl=context,
             ssl_handshake_timeout=_HANDSHAKE_WITHIN if context is not None else None,
         )

@@ -34,7 +34,7 @@ from mailboat_operator.kube.client import LEASE, Conflict, Kube, KubeError, NotF
 log = logging.getLogger(__name__)
 
 _RELEASE_WITHIN: Final = 3.0
-_LOOK_WITHIN: Final = 5.0
+_POLL_WITHIN: Final = 5.0
 
 
 class LeadershipLost(Exception):
@@ -47,7 +47,7 @@ class Timing:
 
     duration: int = 15
     renew_within: float = 10.0
-    look_every: float = 2.0
+    retry_period: float = 2.0
 
     @classmethod
     def of(cls, duration: float) -> Timing:
@@ -56,7 +56,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class ObservedLease:
     """Last observed state of the Lease, and the time of its last change."""
 
     version: str
@@ -68,14 +68,14 @@ class Sighting:
         return not self.holder or now >= self.since + self.duration
 
 
-def seen(lease: Object, before: Sighting | None, now: float, default_duration: float) -> Sighting:
-    """Return the sighting after another poll. Pure: an unchanged Lease keeps its time."""
+def observe(lease: Object, before: ObservedLease | None, now: float, default_duration: float) -> ObservedLease:
+    """Return the observed Lease after another poll. Pure: an unchanged Lease keeps its time."""
     version = str(lease["metadata"]["resourceVersion"])
     if before is not None and before.version == version:
         return before
     spec = lease.get("spec") or {}
     duration = float(spec.get("leaseDurationSeconds") or default_duration)
-    return Sighting(version, str(spec.get("holderIdentity") or ""), duration, now)
+    return ObservedLease(version, str(spec.get("holderIdentity") or ""), duration, now)
 
 
 class Election:
@@ -96,13 +96,13 @@ class Election:
         self._name = name
         self._timing = timing or Timing()
         self._clock = clock
-        self._sighting: Sighting | None = None
+        self._observed: ObservedLease | None = None
         self._held: Object | None = None
         self._renewed = 0.0
-        self._complaint = ""
+        self._last_error = ""
 
     @property
-    def leading(self) -> bool:
+    def is_leader(self) -> bool:
         return self._held is not None
 
     @property
@@ -114,31 +114,31 @@ class Election:
         """Return once this process leads. Retry while the API server is unavailable."""
         while True:
             try:
-                async with asyncio.timeout(_LOOK_WITHIN):
-                    if await self._take():
+                async with asyncio.timeout(_POLL_WITHIN):
+                    if await self._try_acquire():
                         break
-                self._complaint = ""
+                self._last_error = ""
             except (KubeError, TimeoutError) as error:
-                self._complain(error)
+                self._log_error(error)
             # With jitter: candidates that start together would collide at every poll.
-            await asyncio.sleep(self._timing.look_every * random.uniform(0.8, 1.2))
+            await asyncio.sleep(self._timing.retry_period * random.uniform(0.8, 1.2))
         log.info("Acquired leader lease", extra={"lease": f"{self._namespace}/{self._name}", "identity": self.identity})
 
     async def hold(self) -> None:
         """Renew periodically. Never returns; raises ``LeadershipLost``."""
         while True:
-            await asyncio.sleep(self._timing.look_every)
+            await asyncio.sleep(self._timing.retry_period)
             until = self._renewed + self._timing.renew_within
             started = self._clock()
             # Half of the time per attempt: if a connection hangs, there is time for a new one.
-            patience = min(until - started, self._timing.renew_within / 2)
+            timeout = min(until - started, self._timing.renew_within / 2)
             try:
-                async with asyncio.timeout(max(patience, 0.001)):
+                async with asyncio.timeout(max(timeout, 0.001)):
                     await self._renew()
                 self._renewed = started
-                self._complaint = ""
+                self._last_error = ""
             except (KubeError, TimeoutError) as error:
-                self._complain(error)
+                self._log_error(error)
                 if self._clock() >= until:
                     self._held = None
                     raise LeadershipLost(
@@ -154,24 +154,24 @@ class Election:
         try:
             async with asyncio.timeout(_RELEASE_WITHIN):
                 try:
-                    await self._give_back(held)
+                    await self._clear_holder(held)
                 except Conflict:  # an interrupted renewal was stored nevertheless
                     held = await self._kube.get(LEASE, self._namespace, self._name)
                     if (held.get("spec") or {}).get("holderIdentity") != self.identity:
                         return
-                    await self._give_back(held)
+                    await self._clear_holder(held)
             log.info("Leader lease released", extra={"lease": f"{self._namespace}/{self._name}"})
         except (KubeError, TimeoutError) as error:
             log.warning("Leader lease not released, it expires", extra={"error": str(error)})
 
-    async def _give_back(self, held: Object) -> None:
+    async def _clear_holder(self, held: Object) -> None:
         await self._update(held, holderIdentity=None, leaseDurationSeconds=1)
 
     async def _update(self, lease: Object, **changes: object) -> Object:
         spec = {**lease["spec"], **changes, "renewTime": _now()}
         return await self._kube.replace(LEASE, {**lease, "spec": spec})
 
-    async def _take(self) -> bool:
+    async def _try_acquire(self) -> bool:
         started = self._clock()
         try:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
@@ -183,12 +183,12 @@ class Election:
                 "spec": self._claim(None),
             }
             return await self._write(self._kube.create, body, started)
-        before = self._sighting
-        self._sighting = seen(lease, before, self._clock(), self._timing.duration)
-        if before is None or before.holder != self._sighting.holder:
-            log.info("Leader lease held by another operator", extra={"holder": self._sighting.holder or "none"})
+        before = self._observed
+        self._observed = observe(lease, before, self._clock(), self._timing.duration)
+        if before is None or before.holder != self._observed.holder:
+            log.info("Leader lease held by another operator", extra={"holder": self._observed.holder or "none"})
         # The Lease names this process if the response to its write was lost: identities are unique.
-        if self._sighting.holder != self.identity and not self._sighting.is_free(self._clock()):
+        if self._observed.holder != self.identity and not self._observed.is_free(self._clock()):
             return False
         return await self._write(self._kube.replace, {**lease, "spec": self._claim(lease)}, started)
 
@@ -206,9 +206,9 @@ class Election:
         try:
             self._held = await self._update(self._held)
         except (Conflict, NotFound):
-            await self._look_again()
+            await self._resolve_conflict()
 
-    async def _look_again(self) -> None:
+    async def _resolve_conflict(self) -> None:
         """Resolve a conflict on renewal.
 
         Either the response to an earlier write was lost, or a person edited the Lease, or another operator leads.
@@ -235,12 +235,12 @@ class Election:
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + (1 if lease is not None else 0),
         }
 
-    def _complain(self, error: BaseException) -> None:
+    def _log_error(self, error: BaseException) -> None:
         """Log an error once, not at every poll."""
-        complaint = str(error) or "no answer from the API server"
-        if complaint != self._complaint:
-            log.warning("Leader lease request failed, retrying", extra={"error": complaint})
-        self._complaint = complaint
+        text = str(error) or "no answer from the API server"
+        if text != self._last_error:
+            log.warning("Leader lease request failed, retrying", extra={"error": text})
+        self._last_error = text
 
 
 def _now() -> str:

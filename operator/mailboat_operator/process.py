@@ -28,7 +28,7 @@ from mailboat_operator.http_server import HttpServer
 from mailboat_operator.kube.client import Kube, KubeError
 from mailboat_operator.leader_election import Election, Timing
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.relays.signing_keys import Signing, SigningKeyRotation
+from mailboat_operator.relays.signing_keys import Signer, SigningKeyRotation
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Address, Settings, WebhookCerts
 from mailboat_operator.webhook.cert_rotation import CertificateRotation
@@ -42,8 +42,8 @@ EXIT_LOST: Final = 1
 _END_BY_FORCE_AFTER: Final = 1 / 5
 """Fraction of the Lease's duration for the core to end in after losing the lead. Others wait for a third of it."""
 _END_IN_ORDER_WITHIN: Final = 10.0
-LOOK_EVERY: Final = 30.0
-_TRY_AGAIN_AFTER: Final = 1.0
+ROTATE_EVERY: Final = 30.0
+_RETRY_AFTER: Final = 1.0
 
 
 class StartFailed(Exception):
@@ -84,18 +84,18 @@ class Operator:
         election = Election(kube, settings.operator_namespace, settings.lease_name, identity_of(settings), timing)
         tasks: list[asyncio.Task[None]] = []
         try:
-            where = {"health": await _listening(health, settings.health_listen, "--health-listen")}
+            addresses = {"health": await _listen(health, settings.health_listen, "--health-listen")}
             if settings.webhook_certs is not WebhookCerts.OFF:
-                where["webhook"] = await _listening(
+                addresses["webhook"] = await _listen(
                     hook_server, settings.webhook_listen, "--webhook-listen", self._served
                 )
                 tasks.append(asyncio.create_task(follow(self._source(kube), self._served), name="certificate"))
-            log.info("Listening.", extra={**where, "identity": election.identity})
+            log.info("Listening.", extra={**addresses, "identity": election.identity})
             tasks.append(asyncio.create_task(self._lead(kube, election), name="leading"))
             stopped = asyncio.create_task(stop.wait(), name="stop")
             ended, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
-            self._stopping = hook.leaving = True
+            self._stopping = hook.draining = True
             stop.set()
             await _end(tasks, election)
             for task in ended - {stopped}:
@@ -128,30 +128,30 @@ class Operator:
         settings = self._settings
         await election.acquire()
         keys = SigningKeyRotation(kube, settings.operator_namespace, settings.signing_secret)
-        holding = asyncio.create_task(election.hold(), name="hold the lead")
-        work = [holding, asyncio.create_task(self._work(kube, keys), name="work")]
+        renewal = asyncio.create_task(election.hold(), name="hold the lead")
+        work = [renewal, asyncio.create_task(self._work(kube, keys), name="work")]
         if settings.webhook_certs is WebhookCerts.SELF:
-            keeper = CertificateRotation(
+            rotation = CertificateRotation(
                 kube,
                 settings.operator_namespace,
                 settings.webhook_secret,
                 settings.webhook_config_name,
                 settings.certificate_names,
             )
-            work.append(asyncio.create_task(run_periodically("the webhook's certificates", keeper.rotate)))
+            work.append(asyncio.create_task(run_periodically("the webhook's certificates", rotation.rotate)))
         by_force_after = settings.lease_duration.seconds * _END_BY_FORCE_AFTER
         try:
             ended, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in work:
                 task.cancel()
-            lost = holding.done() and not holding.cancelled() and holding.exception() is not None
+            lost = renewal.done() and not renewal.cancelled() and renewal.exception() is not None
             within = by_force_after if lost else min(_END_IN_ORDER_WITHIN, election.time_left)
-            _, still_at_it = await asyncio.wait(work, timeout=within)
-            if still_at_it:
+            _, pending = await asyncio.wait(work, timeout=within)
+            if pending:
                 # The remaining tasks may still write. The Lease must not be released, nor acquired by others, while
                 # they run.
-                names = [task.get_name() for task in still_at_it]
+                names = [task.get_name() for task in pending]
                 log.critical("Tasks did not stop, process killed", extra={"tasks": names})
                 sys.stderr.flush()
                 os._exit(EXIT_LOST)
@@ -159,23 +159,23 @@ class Operator:
             task.result()
 
     async def _work(self, kube: Kube, keys: SigningKeyRotation) -> None:
-        signing: Signing | None = None
-        while signing is None:
+        signer: Signer | None = None
+        while signer is None:
             try:
-                signing = Signing(await keys.rotate())
+                signer = Signer(await keys.rotate())
             except KubeError as error:
                 log.warning("Signing keys unavailable, retrying", extra={"error": str(error)})
                 await asyncio.sleep(1)
 
-        async def look() -> None:
-            signing.use(await keys.rotate())
+        async def rotate() -> None:
+            signer.use(await keys.rotate())
 
         # Signing keys need maintenance to stay usable, so neither task runs without the other.
         tasks = [
             asyncio.create_task(
-                run_controller(kube, ControllerSettings.of(self._settings), signing, self._core_metrics), name="core"
+                run_controller(kube, ControllerSettings.of(self._settings), signer, self._core_metrics), name="core"
             ),
-            asyncio.create_task(run_periodically("the signing keys", look), name="signing keys"),
+            asyncio.create_task(run_periodically("the signing keys", rotate), name="signing keys"),
         ]
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -187,24 +187,22 @@ class Operator:
             task.result()
 
 
-async def run_periodically(what: str, look: Callable[[], Awaitable[None]], every: float = LOOK_EVERY) -> None:
-    """Run ``look`` periodically until cancelled. Log the same error once, and retry with growing back-off."""
-    complaint, troubles = "", 0
+async def run_periodically(subject: str, rotate: Callable[[], Awaitable[None]], every: float = ROTATE_EVERY) -> None:
+    """Run ``rotate`` periodically until cancelled. Log the same error once, and retry with growing back-off."""
+    last_error, failures = "", 0
     while True:
         try:
-            await look()
-            complaint, troubles, pause = "", 0, every
+            await rotate()
+            last_error, failures, pause = "", 0, every
         except KubeError as error:
-            if str(error) != complaint:
-                log.warning("Rotation of %s failed, retrying", what, extra={"error": str(error)})
-            complaint, troubles = str(error), min(troubles + 1, 10)
-            pause = min(every, max(error.retry_after or 0, _TRY_AGAIN_AFTER * 2 ** (troubles - 1)))
+            if str(error) != last_error:
+                log.warning("Rotation of %s failed, retrying", subject, extra={"error": str(error)})
+            last_error, failures = str(error), min(failures + 1, 10)
+            pause = min(every, max(error.retry_after or 0, _RETRY_AFTER * 2 ** (failures - 1)))
         await asyncio.sleep(pause)
 
 
-async def _listening(
-    server: HttpServer, address: Address, flag: str, certificate: ServedCertificate | None = None
-) -> str:
+async def _listen(server: HttpServer, address: Address, flag: str, certificate: ServedCertificate | None = None) -> str:
     try:
         return str(await server.start(address, certificate.context if certificate else None))
     except OSError as error:
@@ -215,9 +213,9 @@ async def _listening(
 
 async def _end(tasks: list[asyncio.Task[None]], election: Election) -> None:
     """Stop the leader's work, then release the Lease. The certificate is still followed, for the webhook."""
-    leading = tasks[-1]
-    leading.cancel()
-    await asyncio.gather(leading, return_exceptions=True)
+    lead = tasks[-1]
+    lead.cancel()
+    await asyncio.gather(lead, return_exceptions=True)
     await election.release()
 
 

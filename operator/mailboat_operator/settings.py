@@ -150,7 +150,7 @@ class Settings(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _fitting(self) -> Settings:
+    def _check_cert_dir(self) -> Settings:
         if self.webhook_certs is WebhookCerts.EXTERNAL and self.cert_dir is None:
             raise ValueError("--webhook-certs external needs --cert-dir: the folder that holds tls.crt and tls.key")
         if self.webhook_certs is not WebhookCerts.EXTERNAL and self.cert_dir is not None:

@@ -87,8 +87,8 @@ async def test_a_relay_that_is_silent_for_a_moment_is_named_and_keeps_its_partit
         await cluster.until(SUBSCRIPTION, "orders-to-kafka", spread(2, 2), "2 and 2")
         pushes = cluster.outbox.assignments
         await second.stop()
-        asked = first.asked
-        await await_until(lambda: first.asked > asked + 3, what="a few looks")
+        polls = first.polls
+        await await_until(lambda: first.polls > polls + 3, what="a few looks")
         found = await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "False", "RelaySilent")
         assert "orders-relay-b: can't be connected to" in condition_of(found, "Ready")["message"]
         first.silent, name = [second.id], f"{cluster.namespace}/orders-to-kafka"
@@ -96,13 +96,13 @@ async def test_a_relay_that_is_silent_for_a_moment_is_named_and_keeps_its_partit
         await cluster.until(SUBSCRIPTION, "orders-to-kafka", lambda it: it["status"].get("lagDisplay") == "40", "40")
         assert cluster.outbox.assignments == pushes
         await second.start()
-        first.silent, asked = [], first.asked
+        first.silent, polls = [], first.polls
         await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "True", "Delivering")
-        await await_until(lambda: first.asked > asked + 6, what="a few more looks")
+        await await_until(lambda: first.polls > polls + 6, what="a few more looks")
         assert cluster.outbox.assignments == pushes
         await second.stop()
-        asked = first.asked
-        await await_until(lambda: first.asked > asked + 2, what="the end of a look that the second has answered")
+        polls = first.polls
+        await await_until(lambda: first.polls > polls + 2, what="the end of a look that the second has answered")
         now = 60.0
         found = await cluster.until(SUBSCRIPTION, "orders-to-kafka", spread(4), "all at the one that answers")
         assert set(holders(found).values()) == {"orders-relay-a"}
@@ -169,9 +169,9 @@ async def test_a_relay_that_can_not_build_a_subscription_gets_none_of_its_partit
             return set(holders(found).values()) == {"orders-relay-b"}
 
         await cluster.until(SUBSCRIPTION, "orders-to-kafka", all_there, "all to be at the one that can")
-        told, asked = cluster.outbox.assignments, works.asked
-        await await_until(lambda: works.asked > asked + 25, timeout=60, what="more looks than relays get to follow in")
-        assert cluster.outbox.assignments == told, "nobody is told again and again"
+        assignments, polls = cluster.outbox.assignments, works.polls
+        await await_until(lambda: works.polls > polls + 25, timeout=60, what="more looks than relays get to follow in")
+        assert cluster.outbox.assignments == assignments, "nobody is told again and again"
 
 
 async def test_an_autoscaler_reads_how_many_there_are_and_which_pods_they_are(api, cluster):

@@ -174,8 +174,8 @@ def test_the_operator_can_not_read_or_write_an_applications_secret(
     assert not any(granted(cluster, ACCOUNT, *((verb, "secrets", NAMESPACE) for verb in verbs)))
     assert granted(cluster, ACCOUNT, ("create", "secrets", NAMESPACE), ("create", "secrets", "shop")) == [True, False]
     # The same question with `kubectl auth can-i`.
-    asked = ("auth", "can-i", "get", "secrets", "--namespace", "shop", "--as", ACCOUNT)
-    assert cluster.try_kubectl(*asked).out == "no\n"
+    command = ("auth", "can-i", "get", "secrets", "--namespace", "shop", "--as", ACCOUNT)
+    assert cluster.try_kubectl(*command).out == "no\n"
 
 
 def test_an_operator_for_two_namespaces_has_no_rights_in_a_third(
@@ -272,9 +272,9 @@ def test_uninstall_removes_all_but_the_crds_and_user_objects(cluster: ApiServer,
     assert cluster.kubectl("get", "outboxrelays", "--namespace", "shop", "--output", "name").split() == [
         "outboxrelay.mailboat.dev/orders"
     ]
-    gone = [document for document in rendered() if document["kind"] not in ("CustomResourceDefinition", "Pod")]
+    removed = [document for document in rendered() if document["kind"] not in ("CustomResourceDefinition", "Pod")]
     left = cluster.kubectl(
-        "get", "--ignore-not-found", "--output", "name", "--filename", "-", input=yaml.safe_dump_all(gone)
+        "get", "--ignore-not-found", "--output", "name", "--filename", "-", input=yaml.safe_dump_all(removed)
     )
     assert left == ""
     # The next install adopts the CRDs without an error.
@@ -289,8 +289,8 @@ def test_install_refusal_and_uninstall_print_what_the_documentation_shows(
     installed = release("install").split("NOTES:\n", 1)[1]
     with pytest.raises(CommandFailed) as refusal:
         release("upgrade", "--set", "replica=2")
-    gone = cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE)
-    assert [installed.strip(), refusal.value.answer.err.strip(), gone.strip()] == [text.strip() for text in shown]
+    removed = cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE)
+    assert [installed.strip(), refusal.value.answer.err.strip(), removed.strip()] == [text.strip() for text in shown]
 
 
 def test_the_resources_in_the_notes_are_accepted(cluster: ApiServer, release: Callable[..., str]) -> None:
@@ -308,6 +308,6 @@ def test_helm_sends_the_kinds_of_the_rendered_manifest(release: Callable[..., st
     release("install")
     sent = cluster.helm("get", "manifest", RELEASE, "--namespace", NAMESPACE)
     kinds = sorted(document["kind"] for document in yaml.safe_load_all(sent) if document)
-    looked_at = [document["kind"] for document in yaml.safe_load_all(manifest()) if document]
-    looked_at.remove("Pod")  # a hook of `helm test`
-    assert kinds == sorted(looked_at)
+    checked = [document["kind"] for document in yaml.safe_load_all(manifest()) if document]
+    checked.remove("Pod")  # a hook of `helm test`
+    assert kinds == sorted(checked)

@@ -71,7 +71,7 @@ async def test_a_foreign_edit_is_reverted(cluster, kind, edit, restored, while_a
         if not while_away:
             await cluster.patch(kind, "orders-relay", edit)
             await cluster.until(kind, "orders-relay", restored, "the edit to be put back")
-            await cluster.until_told("orders", "DriftCorrected")
+            await cluster.until_event("orders", "DriftCorrected")
     if while_away:
         await cluster.patch(kind, "orders-relay", edit)
         async with operating(cluster):
@@ -179,7 +179,7 @@ async def test_a_refusal_of_the_api_server_is_reported_in_its_words(cluster, aff
         found = await cluster.until_condition(RELAY, "orders", "Ready", "False", "InvalidSpec")
         assert words in condition_of(found, "Ready")["message"]
         assert condition_of(found, "Stalled")["status"] == "True"
-        assert "Warning" in [each[0] for each in await cluster.until_told("orders", "InvalidSpec")]
+        assert "Warning" in [each[0] for each in await cluster.until_event("orders", "InvalidSpec")]
         await cluster.patch(RELAY, "orders", {"spec": {"template": {"affinity": None}}})
         await cluster.until(DEPLOYMENT, "orders-relay", bool, "the Deployment")
 
@@ -191,15 +191,15 @@ async def test_reconciling_again_writes_nothing(cluster):
         relay = await cluster.run_pod("orders-relay-a")
         await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "True")
         await cluster.until(RELAY, "orders", lambda it: it["status"].get("readyReplicas") == 1, "the relay's status")
-        asked = relay.asked
-        await await_until(lambda: relay.asked > asked + 2, what="all to be settled")
+        polls = relay.polls
+        await await_until(lambda: relay.polls > polls + 2, what="all to be settled")
         before = [await cluster.get(kind, "orders-relay") for kind in CHILDREN]
-        asked = relay.asked
-        await await_until(lambda: relay.asked > asked + 5, what="more looks")
+        polls = relay.polls
+        await await_until(lambda: relay.polls > polls + 5, what="more looks")
         assert [await cluster.get(kind, "orders-relay") for kind in CHILDREN] == before
     async with operating(cluster):  # a new operator without state
-        asked = relay.asked
-        await await_until(lambda: relay.asked > asked + 3, what="looks of the new operator")
+        polls = relay.polls
+        await await_until(lambda: relay.polls > polls + 3, what="looks of the new operator")
         after = [await cluster.get(kind, "orders-relay") for kind in CHILDREN]
         versions = [child["metadata"]["resourceVersion"] for child in before]
         assert [child["metadata"]["resourceVersion"] for child in after] == versions

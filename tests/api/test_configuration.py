@@ -24,8 +24,8 @@ async def test_a_subscription_without_its_relay_reports_that_until_the_relay_exi
     async with operating(cluster):
         found = await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "False", "RelayNotFound")
         assert condition_of(found, "Stalled")["status"] == "True"
-        told = await cluster.until_told("orders-to-kafka", "RelayNotFound")
-        assert [kind for kind, reason, _ in told] == ["Warning"]
+        events = await cluster.until_event("orders-to-kafka", "RelayNotFound")
+        assert [kind for kind, reason, _ in events] == ["Warning"]
         await cluster.create_relay()
         await cluster.until(CONFIG_MAP, "orders-relay", configuring("orders", "orders-to-kafka"), "the subscription")
         found = await cluster.until_condition(SUBSCRIPTION, "orders-to-kafka", "Ready", "False", "NotEnoughRelays")
@@ -46,7 +46,7 @@ async def test_a_spec_that_can_not_be_used_any_more_changes_nothing(cluster, ord
         message = condition_of(found, "Ready")["message"]
         assert message.startswith('spec.sink.custom.config["auth.token"]: is a secret')
         assert condition_of(found, "Stalled")["status"] == "True"
-        assert ("Warning", "InvalidSpec", message) in await cluster.until_told("orders-to-kafka", "InvalidSpec")
+        assert ("Warning", "InvalidSpec", message) in await cluster.until_event("orders-to-kafka", "InvalidSpec")
         assert (await cluster.get(CONFIG_MAP, "orders-relay"))["data"] == before["data"]
     await cluster.create_subscription("another")
     async with operating(cluster):  # a new operator also has the last valid form
@@ -172,9 +172,9 @@ async def test_a_refused_first_configuration_is_reported_and_pushed_once_per_rec
     async with operating(cluster, quick(cluster.namespace, status_interval=4.0)):
         found = await cluster.until_condition(RELAY, "orders", "Ready", "False", "InvalidSpec")
         assert relay.refuses_configs in condition_of(found, "Ready")["message"]
-        assert ("Warning", "InvalidSpec") in [each[:2] for each in await cluster.until_told("orders", "InvalidSpec")]
-        offered, asked = relay.offered, relay.asked
+        assert ("Warning", "InvalidSpec") in [each[:2] for each in await cluster.until_event("orders", "InvalidSpec")]
+        offered, polls = relay.offered, relay.polls
         await await_until(lambda: relay.offered >= offered + 2, what="two more offers")
-        assert relay.offered - offered <= relay.asked - asked + 1, "once per look"
-    told = [record for record in caplog.records if record.message.startswith("Relay refused the configuration")]
-    assert len(told) == 1
+        assert relay.offered - offered <= relay.polls - polls + 1, "once per look"
+    events = [record for record in caplog.records if record.message.startswith("Relay refused the configuration")]
+    assert len(events) == 1

@@ -13,7 +13,7 @@ from support.operator_processes import RunningOperator, webhook_configuration
 from support.wait import await_until
 
 MINUTE = 60.0
-LOOKS = 12
+POLLS = 12
 """Polls of a relay per minute at the default interval."""
 
 
@@ -22,15 +22,15 @@ async def settled(cluster, relay):
         await cluster.until_condition(SUBSCRIPTION, name, "Ready", "True")
     await cluster.until(SUBSCRIPTION, "a", lambda found: found["status"].get("lag") == 3, "the lag")
     await cluster.until_condition(RELAY, "orders", "Ready", "True")
-    asked = relay.asked
-    await await_until(lambda: relay.asked > asked + 4, timeout=120, what="all to be settled")
+    polls = relay.polls
+    await await_until(lambda: relay.polls > polls + 4, timeout=120, what="all to be settled")
 
 
 async def writes_of_a_minute(api, relay, user):
-    mark, asked = api.bookmark(), relay.asked
+    mark, polls = api.bookmark(), relay.polls
     over = time.monotonic() + MINUTE
     await await_until(
-        lambda: time.monotonic() > over and relay.asked > asked + LOOKS, timeout=2 * MINUTE, what="a minute"
+        lambda: time.monotonic() > over and relay.polls > polls + POLLS, timeout=2 * MINUTE, what="a minute"
     )
     made = api.requests(user=user, after=mark)
     return [each for each in made if each.verb not in ("get", "list", "watch")]

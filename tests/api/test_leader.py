@@ -18,10 +18,10 @@ from mailboat_operator.leader_election import Election, LeadershipLost, Timing
 from support.operator_processes import RunningOperator
 from support.wait import await_until
 
-SOON = Timing(duration=5, renew_within=3.0, look_every=0.3)
-SURE = Timing(duration=5, renew_within=40.0, look_every=0.3)
+SOON = Timing(duration=5, renew_within=3.0, retry_period=0.3)
+SURE = Timing(duration=5, renew_within=40.0, retry_period=0.3)
 """Quick takeover, and no loss of the lead because of slow renewals."""
-PATIENT = Timing(duration=60, renew_within=40.0, look_every=0.3)
+PATIENT = Timing(duration=60, renew_within=40.0, retry_period=0.3)
 """For tests that do not wait for a Lease to expire. A machine that stalls for a while costs no lead."""
 
 
@@ -38,7 +38,7 @@ class Candidate:
 
     @property
     def leading(self) -> bool:
-        return self.election.leading and not self.task.done()
+        return self.election.is_leader and not self.task.done()
 
     async def lost(self) -> LeadershipLost:
         with pytest.raises(LeadershipLost) as lost:
@@ -133,16 +133,16 @@ async def test_a_lease_that_a_person_touched_is_still_ours(api: ApiServer, names
         await one.leave()
 
 
-@pytest.mark.parametrize("trouble", ["deaf", "refusing"])
+@pytest.mark.parametrize("fault", ["deaf", "refusing"])
 async def test_a_leader_that_can_not_reach_the_api_server_has_lost_before_others_lead(
-    api: ApiServer, namespace: str, tmp_path: Path, proxy_factory: Callable[[int], Proxy], trouble: str
+    api: ApiServer, namespace: str, tmp_path: Path, proxy_factory: Callable[[int], Proxy], fault: str
 ) -> None:
     proxy, kubeconfig = through_proxy(api, tmp_path, proxy_factory)
     async with connected(kubeconfig) as near, connected(api.kubeconfig) as kube:
         one = Candidate(near, namespace, "one")
         await await_until(lambda: one.leading, timeout=60, what="it to lead")
         other = Candidate(kube, namespace, "other")
-        if trouble == "deaf":
+        if fault == "deaf":
             proxy.deafen()
         else:
             proxy.stop()

@@ -97,14 +97,14 @@ async def live_until_a_write(cluster, monkeypatch, *, after_it):
 
     monkeypatch.setattr(controller, "RelayClient", client)
     task = asyncio.create_task(
-        controller.run_controller(kube, quick(cluster.namespace), cluster.signing, Metrics(registry))
+        controller.run_controller(kube, quick(cluster.namespace), cluster.signer, Metrics(registry))
     )
 
-    def looked():
+    def polled():
         return (registry.get_sample_value("mailboat_operator_reconciles_total", {"result": "done"}) or 0) >= 3
 
     try:
-        await await_until(lambda: life.ended.is_set() or looked(), timeout=60, what="a death, or a quiet life")
+        await await_until(lambda: life.ended.is_set() or polled(), timeout=60, what="a death, or a quiet life")
         return life.wrote_to
     finally:
         task.cancel()
@@ -200,7 +200,7 @@ async def test_the_same_state_is_reached_from_any_other(cluster, scene):
         await cluster.until(CONFIG_MAP, "orders-relay", configuring(*expected), "the configuration")
 
 
-async def until_in_the_way(registry):
+async def until_blocked(registry):
     """Wait until the operator has found the new relay, and children of the old one in its way.
 
     Events of relays and events of children arrive independently. If the deletion of a child arrives before the deletion
@@ -219,7 +219,7 @@ async def test_children_of_a_deleted_relay_of_the_same_name_are_waited_for(clust
         await cluster.until_condition(RELAY, "orders", "Ready", "False", "Starting")  # the status is written as well
         await cluster.delete(RELAY, "orders")
         await cluster.create_relay()  # no garbage collector runs here, so the old children are in the way
-        await until_in_the_way(registry)
+        await until_blocked(registry)
         for kind in CHILDREN:
             await cluster.delete(kind, "orders-relay")
         uid = old["metadata"]["uid"]
@@ -239,7 +239,7 @@ async def test_a_child_of_a_predecessor_that_stays_is_reported_after_a_while(clu
         await cluster.patch(SERVICE, "orders-relay", held)
         await cluster.delete(RELAY, "orders")
         await cluster.create_relay()
-        await until_in_the_way(registry)
+        await until_blocked(registry)
         for kind in CHILDREN:
             await cluster.delete(kind, "orders-relay")
         still = "Service orders-relay of the deleted relay is still there"
@@ -346,9 +346,9 @@ async def test_an_api_server_that_restarts_in_the_middle_costs_nothing(tmp_path,
                 await cluster.until_condition(SUBSCRIPTION, "c", "Ready", "True")
                 pushes = cluster.outbox.assignments
                 await asyncio.to_thread(api.kill)
-                asked = relay.asked
+                polls = relay.polls
                 cluster.outbox.lag["shop/a"] = {1: 9}
-                await await_until(lambda: relay.asked > asked + 3, what="relays to be looked at all the same")
+                await await_until(lambda: relay.polls > polls + 3, what="relays to be looked at all the same")
                 await asyncio.to_thread(api.restart)
                 await cluster.until(SUBSCRIPTION, "a", lambda it: it["status"].get("lag") == 9, "the lag", timeout=60)
                 # Watches tend to miss changes right after a restart.

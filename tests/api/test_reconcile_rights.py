@@ -44,10 +44,10 @@ async def test_nothing_that_the_operator_does_is_forbidden(api, namespace, uniqu
             await cluster.patch(RELAY, "orders", {"spec": {"runtime": "Sidecar", "replicas": None}})
             await cluster.run_pod("shop-1", sidecar=True)
 
-            async def gone():
+            async def deleted():
                 return await cluster.find(SERVICE_ACCOUNT, "orders-relay") is None
 
-            await await_until(gone, what="the Deployment's company to go")
+            await await_until(deleted, what="the Deployment's company to go")
     finally:
         await cluster.close()
         await kube.close()
@@ -71,13 +71,13 @@ async def test_a_namespace_that_can_not_be_read_keeps_no_other_waiting(cluster, 
         await cluster.create_subscription()
         await await_until(lambda: len(relay.documents) == 2, what="what happens there to be heard")
 
-        def told():
+        def reported():
             return any(
                 record.levelname == "WARNING" and getattr(record, "namespace", "") == lost and "403" in record.error
                 for record in caplog.records
             )
 
-        await await_until(told, what="which namespace can't be read to be told")
+        await await_until(reported, what="which namespace can't be read to be told")
 
         await asyncio.to_thread(cluster.api.kubectl, "create", "namespace", lost)
         await asyncio.to_thread(

@@ -68,8 +68,10 @@ async def assert_all_is_put_in_order(cluster: Cluster, pods: Sequence[RelayStand
     async with operating(cluster, SETTINGS):
         await await_until(lambda: all_ready(cluster.kube), timeout=120, what="all to be Ready")
         took = time.monotonic() - began
-        told = SUBSCRIPTIONS + RELAYS  # events follow the status that they report
-        await await_until(lambda: requests(cluster.api, mark)["create", "events"] >= told, what="all of it to be told")
+        expected = SUBSCRIPTIONS + RELAYS  # events follow the status that they report
+        await await_until(
+            lambda: requests(cluster.api, mark)["create", "events"] >= expected, what="all of it to be told"
+        )
         lived = time.monotonic() - began
     sent = requests(cluster.api, mark)
     assert took < 90, f"it took {took:.0f} s"  # a few seconds on an idle machine
@@ -90,15 +92,15 @@ async def assert_all_is_put_in_order(cluster: Cluster, pods: Sequence[RelayStand
 
     assert {pod.configs for pod in pods} == {1}
     assert {pod.outbox.assignments for pod in pods} == {1}, "one push tells all of an outbox's partitions"
-    assert max(pod.asked for pod in pods) <= lived / SETTINGS.status_interval + 4
+    assert max(pod.polls for pod in pods) <= lived / SETTINGS.status_interval + 4
 
 
 async def assert_nothing_is_done_twice(cluster: Cluster, pods: Sequence[RelayStandIn]) -> None:
     """A new operator applies every child once, which changes none of them, and writes nothing else."""
     before = await versions(cluster.kube)
-    mark, asked = cluster.api.bookmark(), sum(pod.asked for pod in pods)
+    mark, polls = cluster.api.bookmark(), sum(pod.polls for pod in pods)
     async with operating(cluster, SETTINGS) as registry:
-        await await_until(lambda: looked_at(registry) >= RELAYS, timeout=60, what="a look at everything")
+        await await_until(lambda: polled(registry) >= RELAYS, timeout=60, what="a look at everything")
     sent = requests(cluster.api, mark)
     written = {each: number for each, number in sent.items() if each[0] in ("patch", "create", "update")}
     assert written.keys() <= {("patch", kind.plural) for kind in CHILDREN}, written
@@ -106,7 +108,7 @@ async def assert_nothing_is_done_twice(cluster: Cluster, pods: Sequence[RelaySta
     assert await versions(cluster.kube) == before
     assert count(sent, "get") <= 30
     assert {(pod.configs, pod.outbox.assignments) for pod in pods} == {(1, 1)}
-    assert sum(pod.asked for pod in pods) >= asked + len(pods)
+    assert sum(pod.polls for pod in pods) >= polls + len(pods)
 
 
 async def versions(kube: Kube) -> dict[str, str]:
@@ -123,7 +125,7 @@ def count(requests: Requests, verb: str) -> int:
     return sum(number for (given, _), number in requests.items() if given == verb)
 
 
-def looked_at(registry):
+def polled(registry):
     return registry.get_sample_value("mailboat_operator_reconciles_total", {"result": "done"}) or 0
 
 

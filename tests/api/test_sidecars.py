@@ -48,7 +48,7 @@ async def test_sidecars_have_configuration_and_no_pods_of_their_own(cluster):
         )
         found = await cluster.until_condition(RELAY, "orders", "SidecarsInjected", "False", "SidecarMissing")
         assert condition_of(found, "SidecarsInjected")["message"].count("restart shop-2. ") == 1
-        await cluster.until_told("orders", "SidecarMissing")
+        await cluster.until_event("orders", "SidecarMissing")
         assert (without(), ready()) == (1, 1)
         await cluster.remove_pod("shop-2")
         await cluster.until_condition(RELAY, "orders", "SidecarsInjected", "True")
@@ -64,12 +64,12 @@ async def test_a_deployment_goes_only_when_a_sidecar_has_taken_over(cluster, ord
         assert await cluster.find(DEPLOYMENT, "orders-relay") is not None
         await cluster.run_pod("shop-1", sidecar=True)
 
-        async def gone():
+        async def deleted():
             return [
                 await cluster.find(kind, "orders-relay") for kind in (DEPLOYMENT, DISRUPTION_BUDGET, SERVICE_ACCOUNT)
             ]
 
-        await await_until(lambda: all_none(gone()), what="the Deployment and its company to go")
+        await await_until(lambda: all_none(deleted()), what="the Deployment and its company to go")
         assert await cluster.find(CONFIG_MAP, "orders-relay") is not None
 
 
@@ -111,10 +111,10 @@ async def test_a_change_to_sidecars_during_an_operator_outage_is_applied_later(c
     await cluster.run_pod("shop-1", sidecar=True)
     async with operating(cluster):
 
-        async def gone():
+        async def deleted():
             return await cluster.find(DEPLOYMENT, "orders-relay") is None
 
-        await await_until(gone, what="the Deployment to go")
+        await await_until(deleted, what="the Deployment to go")
         assert await cluster.find(CONFIG_MAP, "orders-relay") is not None
 
 
@@ -144,9 +144,9 @@ async def test_sidecars_pause_when_their_relay_is_deleted(cluster, config_map):
         await relay.start()  # unavailable for a moment, and still notified
         await await_until(lambda: relay.version != version, what="another configuration")
         assert relay.version > version
-        (_, told), (_, after) = before, relay.documents
-        assert told["spec"].get("state", "Running") == "Running"
-        assert after == {**told, "spec": {**told["spec"], "state": "Paused"}}, "not forgotten, but paused"
+        (_, pushed), (_, after) = before, relay.documents
+        assert pushed["spec"].get("state", "Running") == "Running"
+        assert after == {**pushed, "spec": {**pushed["spec"], "state": "Paused"}}, "not forgotten, but paused"
         configs = relay.configs
         await cluster.create_subscription("another")
         await cluster.until_condition(SUBSCRIPTION, "another", "Ready", "False", "RelayNotFound")
@@ -179,7 +179,7 @@ async def test_sidecars_of_a_relay_deleted_without_its_children_continue(cluster
 async def test_a_pod_that_refers_to_a_missing_relay_gets_an_event(cluster):
     async with operating(cluster):
         await cluster.run_pod("shop-1", sidecar=True, relay_inside=False, answering=False)
-        ((kind, _, message),) = await cluster.until_told("shop-1", "RelayNotFound")
+        ((kind, _, message),) = await cluster.until_event("shop-1", "RelayNotFound")
         assert (kind, message.startswith('There is no OutboxRelay "orders"')) == ("Warning", True)
 
 

@@ -45,13 +45,13 @@ async def kube(api: ApiServer) -> AsyncIterator[Kube]:
 
 
 @asynccontextmanager
-async def replica(kube: Kube, namespace: str, look_every: float) -> AsyncIterator[Address]:
+async def replica(kube: Kube, namespace: str, poll_every: float) -> AsyncIterator[Address]:
     """Run the webhook of one operator with the certificate in the Secret."""
     served = ServedCertificate()
     hook = Webhook(kube, RelayImage(IMAGE), InjectionMetrics(CollectorRegistry()))
-    hook.leaving = True  # the server closes each connection, so every request needs a handshake
+    hook.draining = True  # the server closes each connection, so every request needs a handshake
     server = HttpServer(hook.application())
-    following = asyncio.create_task(follow(from_secret(kube, namespace, SECRET), served, look_every))
+    following = asyncio.create_task(follow(from_secret(kube, namespace, SECRET), served, poll_every))
     try:
         yield await server.start(Address("127.0.0.1", 0), served.context)
     finally:

@@ -14,9 +14,9 @@ from mailboat_operator.relays.assignment import (
     Worker,
     assign,
     assignment_of,
+    needs_push,
     next_generation,
     sticky,
-    worth_pushing,
 )
 
 PODS = st.sets(st.sampled_from([f"pod-{letter}" for letter in "abcdef"]))
@@ -86,14 +86,14 @@ def test_a_plan_sticks_while_partitions_are_on_their_way():
 
 
 def test_an_assignment_is_pushed_only_to_relays_that_differ():
-    wanted = {("s", 0): "a"}
-    plan = Plan(7, wanted, at=100.0)
-    assert not worth_pushing(wanted, {("s", 0): "a", ("s", 9): "x"}, None, now=100, patience=30)
-    assert worth_pushing(wanted, {}, None, now=100, patience=30)
-    assert not worth_pushing(wanted, {}, plan, now=120, patience=30), "they were told, and have time to follow"
-    assert worth_pushing(wanted, {}, plan, now=131, patience=30)
-    assert worth_pushing({("s", 0): "b"}, {}, plan, now=101, patience=30), "a new plan does not wait"
-    assert not worth_pushing({}, {("s", 0): "a"}, plan, now=200, patience=30), "nobody to tell"
+    desired = {("s", 0): "a"}
+    plan = Plan(7, desired, at=100.0)
+    assert not needs_push(desired, {("s", 0): "a", ("s", 9): "x"}, None, now=100, timeout=30)
+    assert needs_push(desired, {}, None, now=100, timeout=30)
+    assert not needs_push(desired, {}, plan, now=120, timeout=30), "they were told, and have time to follow"
+    assert needs_push(desired, {}, plan, now=131, timeout=30)
+    assert needs_push({("s", 0): "b"}, {}, plan, now=101, timeout=30), "a new plan does not wait"
+    assert not needs_push({}, {("s", 0): "a"}, plan, now=200, timeout=30), "nobody to tell"
 
 
 def test_generations_rise_whatever_the_clock_does():

@@ -17,12 +17,12 @@ from mailboat_operator.webhook.serving_cert import CertificateUnusable, ServedCe
 
 NAMES = ("hook.system.svc", "127.0.0.1")
 START = datetime.now(UTC).replace(microsecond=0)
-LIVES = Lifetimes()
+LIFETIMES = Lifetimes()
 
 
 def after(found: Certificates | None, now: datetime, names: Iterable[str] = NAMES) -> Certificates:
     """Return the content of the Secret after a renewal that is due."""
-    changed = renewed(found, names, now, LIVES)
+    changed = renewed(found, names, now, LIFETIMES)
     assert changed is not None
     return changed
 
@@ -32,27 +32,27 @@ def first(now: datetime = START) -> Certificates:
 
 
 def is_kept(found: Certificates, now: datetime, names: Iterable[str] = NAMES) -> bool:
-    return renewed(found, names, now, LIVES) is None
+    return renewed(found, names, now, LIFETIMES) is None
 
 
 def handshake(served: ServedCertificate, bundle: bytes, name: str = NAMES[0]) -> x509.Certificate:
     """Return the certificate that a client with this bundle receives. Raise the client's error."""
-    trusting = ssl.create_default_context(cadata=bundle.decode())
-    ours, theirs = socket.socketpair()
+    context = ssl.create_default_context(cadata=bundle.decode())
+    server_socket, client_socket = socket.socketpair()
 
     def serve() -> None:
         try:
-            served.context.wrap_socket(ours, server_side=True).close()
+            served.context.wrap_socket(server_socket, server_side=True).close()
         except OSError:  # the client raises the more precise error
-            ours.close()
+            server_socket.close()
 
     server = threading.Thread(target=serve)
     server.start()
     try:
-        with trusting.wrap_socket(theirs, server_hostname=name) as connection:
+        with context.wrap_socket(client_socket, server_hostname=name) as connection:
             shown = connection.getpeercert(binary_form=True)
     finally:
-        theirs.close()
+        client_socket.close()
         server.join()
     assert shown is not None
     return x509.load_der_x509_certificate(shown)
@@ -88,7 +88,7 @@ def test_certificates_survive_a_round_trip() -> None:
 @pytest.mark.parametrize("spoil", ["missing", "garbage", "of another one", "empty"])
 @pytest.mark.parametrize("key", ["ca.crt", "tls.crt", "tls.key", "next.crt", "next.key"])
 def test_a_damaged_secret_is_repaired_at_once(spoil: str, key: str) -> None:
-    created = START - LIVES.certificate / 2
+    created = START - LIFETIMES.certificate / 2
     data = after(first(created), START).data()
     match spoil:
         case "missing":
@@ -105,7 +105,7 @@ def test_a_damaged_secret_is_repaired_at_once(spoil: str, key: str) -> None:
         assert found.successor is None
         return
     repaired = after(found, START)
-    while (again := renewed(repaired, NAMES, START, LIVES)) is not None:
+    while (again := renewed(repaired, NAMES, START, LIFETIMES)) is not None:
         repaired = again
     assert handshake(serving(repaired), repaired.bundle_pem()) == repaired.served.certificate
 
@@ -113,8 +113,8 @@ def test_a_damaged_secret_is_repaired_at_once(spoil: str, key: str) -> None:
 def test_a_certificate_is_kept_for_half_of_its_life() -> None:
     made = first()
     assert is_kept(made, START)
-    assert is_kept(made, START + LIVES.certificate / 2 - timedelta(seconds=1))
-    assert not is_kept(made, START + LIVES.certificate / 2)
+    assert is_kept(made, START + LIFETIMES.certificate / 2 - timedelta(seconds=1))
+    assert not is_kept(made, START + LIFETIMES.certificate / 2)
 
 
 def test_other_names_need_another_certificate_at_once_and_the_old_one_stays_trusted() -> None:
@@ -132,27 +132,27 @@ def test_a_name_in_another_spelling_is_the_same_name(host: str) -> None:
 
 
 def test_a_successor_is_trusted_before_it_is_served_and_the_old_one_until_it_expires() -> None:
-    old = first(START - LIVES.certificate / 2)
+    old = first(START - LIFETIMES.certificate / 2)
     between = after(old, START)
     assert between.served == old.served
     assert len(between.trusted) == 2
-    assert is_kept(between, START + LIVES.settle - timedelta(seconds=1))
+    assert is_kept(between, START + LIFETIMES.settle - timedelta(seconds=1))
 
-    time = START + LIVES.settle
+    time = START + LIFETIMES.settle
     changed = after(between, time)
     assert changed.trusted == between.trusted
     assert (changed.served, changed.successor) == (between.successor, None)
     assert is_kept(changed, time)
     assert handshake(serving(changed), between.bundle_pem()) == changed.served.certificate
 
-    last = after(changed, time + LIVES.certificate / 2)
+    last = after(changed, time + LIFETIMES.certificate / 2)
     assert old.served.certificate not in last.trusted
     assert len(last.trusted) == 2
 
 
 def test_a_served_certificate_that_expired_is_replaced_by_its_successor_at_once() -> None:
-    between = after(first(), START + LIVES.certificate - timedelta(seconds=10))
-    assert after(between, START + LIVES.certificate).served == between.successor
+    between = after(first(), START + LIFETIMES.certificate - timedelta(seconds=10))
+    assert after(between, START + LIFETIMES.certificate).served == between.successor
 
 
 def test_a_secret_of_a_certificate_authority_is_replaced_and_the_authority_stays_trusted() -> None:
@@ -170,7 +170,7 @@ def test_over_ten_years_whatever_was_served_is_trusted_by_the_bundle_of_the_mome
     for week in range(520):
         now = START + timedelta(weeks=week)
         trusted_before = found.trusted
-        found = renewed(found, NAMES, now, LIVES) or found
+        found = renewed(found, NAMES, now, LIFETIMES) or found
         assert found.served.certificate in trusted_before, "served before the API server could trust it"
         served.append((now, found.served.certificate))
         for read, each in served[-8:]:

@@ -21,9 +21,9 @@ from mailboat_operator.resources.configmap import (
     config_map,
     configuration_in,
     item,
-    item_as_known,
     last_valid_form,
     next_configuration,
+    raw_item,
     too_large,
 )
 from mailboat_operator.resources.deployment import deployment
@@ -181,10 +181,10 @@ def test_which_children_there_are(spec, kinds):
     assert set(children) == kinds
     for child in children.values():
         assert child["metadata"]["name"] == "orders-relay"
-        assert owner_of(child, "orders", "u1") is Owner.OURS
+        assert owner_of(child, "orders", "u1") is Owner.OWN
         assert owner_of(child, "orders", "u2") is Owner.PREDECESSOR
-        assert owner_of(child, "other", "u2") is Owner.STRANGER
-    assert owner_of({"metadata": {}}, "orders", "u1") is Owner.STRANGER
+        assert owner_of(child, "other", "u2") is Owner.FOREIGN
+    assert owner_of({"metadata": {}}, "orders", "u1") is Owner.FOREIGN
 
 
 def orphan(**changes):
@@ -199,13 +199,13 @@ THEIRS = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x
 @pytest.mark.parametrize(
     ("child", "owner"),
     [
-        (orphan(), Owner.OURS),
-        (orphan(ownerReferences=[]), Owner.OURS),
-        (orphan(ownerReferences=THEIRS), Owner.STRANGER),
-        (orphan(labels={"mailboat.dev/relay": "orders"}), Owner.STRANGER),
-        (orphan(labels=relay_labels("other")), Owner.STRANGER),
-        (orphan(managedFields=[{"manager": "kubectl", "operation": "Apply"}]), Owner.STRANGER),
-        (orphan(managedFields=[{"manager": "mailboat-operator", "operation": "Update"}]), Owner.STRANGER),
+        (orphan(), Owner.OWN),
+        (orphan(ownerReferences=[]), Owner.OWN),
+        (orphan(ownerReferences=THEIRS), Owner.FOREIGN),
+        (orphan(labels={"mailboat.dev/relay": "orders"}), Owner.FOREIGN),
+        (orphan(labels=relay_labels("other")), Owner.FOREIGN),
+        (orphan(managedFields=[{"manager": "kubectl", "operation": "Apply"}]), Owner.FOREIGN),
+        (orphan(managedFields=[{"manager": "mailboat-operator", "operation": "Update"}]), Owner.FOREIGN),
     ],
     ids=["orphan", "empty list", "another controller", "few labels", "other relay", "other manager", "not applied"],
 )
@@ -217,7 +217,7 @@ def test_a_child_without_an_owner_that_we_created_is_ours(child, owner):
 
 
 def configuration(subscriptions, before=None, now_ms=1, in_use=0, kept=()):
-    items = [*map(item, subscriptions), *map(item_as_known, kept)]
+    items = [*map(item, subscriptions), *map(raw_item, kept)]
     return next_configuration(relay(), items, before, now_ms, in_use)
 
 

@@ -18,9 +18,9 @@ from mailboat_operator.webhook.injection import (
     Injection,
     Outcome,
     inject,
-    objection,
+    requested_relay,
+    sidecar_error,
     trial,
-    wanted_relay,
 )
 from support.manifests import Manifest, event_subscription, kafka_sink, outbox_relay
 
@@ -151,7 +151,7 @@ def test_secrets_for_pulling_the_image_are_added_once() -> None:
 def test_an_injected_pod_is_not_injected_again() -> None:
     pod = injected(a_pod(), a_relay(), a_subscription())
     assert is_injected(pod)
-    assert wanted_relay(pod) is None
+    assert requested_relay(pod) is None
     assert inject(pod, "shop", a_relay(), (a_subscription(),), IMAGE) == Injection(Outcome.NOT_ASKED)
 
 
@@ -229,7 +229,7 @@ def test_a_pod_that_cannot_be_injected_gets_a_warning_with_the_remedy(
     ],
 )
 def test_a_refused_dry_run_is_reported_with_its_field(refusal: str, short: str) -> None:
-    assert objection(refusal) == short
+    assert sidecar_error(refusal) == short
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_refused_dry_run_is_reported_with_its_field(refusal: str, short: str) 
     ],
 )
 def test_a_refusal_for_other_reasons_does_not_blame_the_sidecar(refusal: str) -> None:
-    assert objection(f"POST /apis/apps/v1/namespaces/shop/deployments: {refusal}") is None
+    assert sidecar_error(f"POST /apis/apps/v1/namespaces/shop/deployments: {refusal}") is None
 
 
 def test_a_trial_is_of_the_very_sidecar_and_would_run_nothing() -> None:

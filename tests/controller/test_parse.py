@@ -25,7 +25,7 @@ def configuration(*subscriptions, version=5):
     return next_configuration(relay, map(item, subscriptions), None, now_ms=version)
 
 
-def knows(*names, version=5):
+def reports(*names, version=5):
     relay = {"name": RELAY, "subscriptions": [{"name": name} for name in names]}
     return Answer("a", process_status({"relays": [relay], "config": {"version": version}}))
 
@@ -41,27 +41,27 @@ UNREADABLE = Configuration(5, configuration(subscription()).text.replace('"log":
 
 
 @pytest.mark.parametrize(
-    ("found", "written", "told", "answers", "form", "lost"),
+    ("found", "written", "pushed", "answers", "form", "lost"),
     [
         pytest.param(INVALID, configuration(subscription()), None, (), True, False, id="it is in the ConfigMap"),
         pytest.param(INVALID, UNREADABLE, None, (), True, False, id="as something that the model refuses"),
         pytest.param(INVALID, GARBLED, configuration(subscription()), (), True, False, id="it was told to relays"),
         pytest.param(INVALID, configuration(), configuration(subscription()), (), True, False, id="but was taken out"),
         pytest.param(INVALID, configuration(), None, (), False, False, id="it never was valid"),
-        pytest.param(INVALID, None, None, (knows(),), False, False, id="and there is nothing yet"),
-        pytest.param(INVALID, GARBLED, None, (knows("shop/out"),), False, True, id="only relays know it"),
+        pytest.param(INVALID, None, None, (reports(),), False, False, id="and there is nothing yet"),
+        pytest.param(INVALID, GARBLED, None, (reports("shop/out"),), False, True, id="only relays know it"),
         pytest.param(WORKED, GARBLED, None, (), False, True, id="relays knew it when they last answered"),
-        pytest.param(INVALID, configuration(), None, (knows("shop/out"),), False, True, id="it was cut out by hand"),
+        pytest.param(INVALID, configuration(), None, (reports("shop/out"),), False, True, id="it was cut out by hand"),
         pytest.param(
-            INVALID, configuration(version=6), None, (knows("shop/out"),), False, False, id="a relay is behind"
+            INVALID, configuration(version=6), None, (reports("shop/out"),), False, False, id="a relay is behind"
         ),
         pytest.param(
-            INVALID, configuration(subscription("old")), None, (knows("shop/out"),), False, False, id="a predecessor"
+            INVALID, configuration(subscription("old")), None, (reports("shop/out"),), False, False, id="a predecessor"
         ),
     ],
 )
-def test_the_last_valid_form_is_found_or_reported_as_lost(found, written, told, answers, form, lost):
-    found_form, is_lost = find_last_valid_form(found, RELAY, written, told, answers)
+def test_the_last_valid_form_is_found_or_reported_as_lost(found, written, pushed, answers, form, lost):
+    found_form, is_lost = find_last_valid_form(found, RELAY, written, pushed, answers)
     assert (found_form is not None, is_lost) == (form, lost)
 
 

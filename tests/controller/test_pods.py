@@ -68,31 +68,31 @@ def test_everybody_reads_the_same_port(annotation, port):
 
 
 def test_the_reason_that_a_relay_does_not_start_is_read_from_its_pod():
-    def trouble(container="containerStatuses", waiting=None, conditions=()):
+    def problem(container="containerStatuses", waiting=None, conditions=()):
         status = {
             "conditions": list(conditions),
             container: [{"name": "mailboat-relay", "state": {"waiting": waiting}}],
         }
         spec = {"containers": [{"name": "mailboat-relay", "image": "relay:1"}]}
         metadata = {"namespace": "shop", "name": "a", "uid": "u", "labels": {}}
-        return relay_pod({"metadata": metadata, "spec": spec, "status": status}).trouble
+        return relay_pod({"metadata": metadata, "spec": spec, "status": status}).problem
 
-    assert trouble() == trouble(waiting={"reason": "ContainerCreating"}) == ""
+    assert problem() == problem(waiting={"reason": "ContainerCreating"}) == ""
     pending = {
         "type": "PodScheduled",
         "status": "False",
         "reason": "Unschedulable",
         "message": "0/3 nodes are available",
     }
-    assert trouble(conditions=[pending]) == "can't be scheduled (Unschedulable: 0/3 nodes are available)"
-    pulls = [trouble(waiting={"reason": each, "message": each}) for each in ("ErrImagePull", "ImagePullBackOff")]
+    assert problem(conditions=[pending]) == "can't be scheduled (Unschedulable: 0/3 nodes are available)"
+    pulls = [problem(waiting={"reason": each, "message": each}) for each in ("ErrImagePull", "ImagePullBackOff")]
     assert pulls == ["the image relay:1 can't be pulled"] * 2
     bad = {"reason": "CreateContainerConfigError", "message": "runAsNonRoot"}
-    assert trouble("initContainerStatuses", bad) == "can't start (CreateContainerConfigError: runAsNonRoot)"
+    assert problem("initContainerStatuses", bad) == "can't start (CreateContainerConfigError: runAsNonRoot)"
 
 
 @pytest.mark.parametrize(
-    ("limits", "ended", "words"),
+    ("limits", "ended", "text"),
     [
         (
             {"memory": "64Mi"},
@@ -103,8 +103,8 @@ def test_the_reason_that_a_relay_does_not_start_is_read_from_its_pod():
         ({}, {"reason": "Error", "exitCode": 3}, "ended with exit code 3 (Error), and is restarted: see its log"),
     ],
 )
-def test_the_end_of_a_relay_is_reported_until_it_is_ready_again(limits, ended, words):
-    def trouble(ready, **state):
+def test_the_end_of_a_relay_is_reported_until_it_is_ready_again(limits, ended, text):
+    def problem(ready, **state):
         container = {"name": "mailboat-relay", "resources": {"limits": limits}}
         status = {"name": "mailboat-relay", "ready": ready, "state": state, "lastState": {"terminated": ended}}
         return relay_pod(
@@ -113,9 +113,9 @@ def test_the_end_of_a_relay_is_reported_until_it_is_ready_again(limits, ended, w
                 "spec": {"containers": [container]},
                 "status": {"containerStatuses": [status]},
             }
-        ).trouble
+        ).problem
 
     waits = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}
-    assert trouble(False, waiting=waits) == trouble(False, running={}), "the same words while it comes and goes"
-    assert words in trouble(False, running={})
-    assert trouble(True, running={}) == ""
+    assert problem(False, waiting=waits) == problem(False, running={}), "the same words while it comes and goes"
+    assert text in problem(False, running={})
+    assert problem(True, running={}) == ""

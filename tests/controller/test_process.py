@@ -32,16 +32,16 @@ class Keys:
 
 
 async def test_a_leader_ends_if_the_rotation_of_its_signing_keys_fails(monkeypatch):
-    began, ended = asyncio.Event(), asyncio.Event()
+    started, ended = asyncio.Event(), asyncio.Event()
 
     async def core(*_):
-        began.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
             ended.set()
 
-    keys: Any = Keys(began)
+    keys: Any = Keys(started)
     nothing: Any = None
     monkeypatch.setattr("mailboat_operator.process.run_controller", core)
     operator = Operator(SETTINGS, CollectorRegistry())

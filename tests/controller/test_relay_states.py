@@ -17,7 +17,7 @@ from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.pods import RelayPod, relay_pod
 from mailboat_operator.relays.poll import PollTimeouts
-from mailboat_operator.relays.signing_keys import Signing, turned
+from mailboat_operator.relays.signing_keys import Signer, turned
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources.pod import CONTAINER, PORT, relay_labels
 from support.wait import await_until
@@ -30,7 +30,7 @@ def pod(relay: str, number: int, ip: str) -> RelayPod:
 
 
 # The port of a relay is fixed, so every test process has its own addresses.
-SIGNING = Signing(turned(None, datetime.now(UTC)))
+SIGNER = Signer(turned(None, datetime.now(UTC)))
 _HOST = f"{os.getpid() // 250 % 250}.{os.getpid() % 250 + 1}"
 ANSWERS, SILENT = f"127.5.{_HOST}", f"127.6.{_HOST}"
 
@@ -65,37 +65,37 @@ class Pods:
 
 
 @asynccontextmanager
-async def relays(patience: PollTimeouts) -> AsyncIterator[tuple[RelayStates, Pods]]:
-    async with RelayClient(SIGNING, timeout=300) as client, Pods().running() as pods:
-        yield RelayStates(client, Metrics(CollectorRegistry()), patience), pods
+async def relays(timeouts: PollTimeouts) -> AsyncIterator[tuple[RelayStates, Pods]]:
+    async with RelayClient(SIGNER, timeout=300) as client, Pods().running() as pods:
+        yield RelayStates(client, Metrics(CollectorRegistry()), timeouts), pods
 
 
 async def test_pods_that_do_not_answer_keep_no_relay_of_another_resource_waiting():
-    async with relays(PollTimeouts(asking=300)) as (asking, pods), asyncio.timeout(60):
+    async with relays(PollTimeouts(poll=300)) as (states, pods), asyncio.timeout(60):
         silent = [pod("big", number, SILENT) for number in range(320)]
-        hangs = asyncio.create_task(asking.poll(("shop", "big"), silent, {}))
+        hangs = asyncio.create_task(states.poll(("shop", "big"), silent, {}))
         await await_until(lambda: pods.silent >= 8, what="all calls that one resource may have")
-        (answer,) = await asking.poll(("shop", "small"), [pod("small", 0, ANSWERS)], {})
+        (answer,) = await states.poll(("shop", "small"), [pod("small", 0, ANSWERS)], {})
         assert answer.report is not None
         hangs.cancel()
         await asyncio.gather(hangs, return_exceptions=True)
 
 
 async def test_silent_pods_are_polled_last_and_in_turn():
-    async with relays(PollTimeouts(asking=0.2)) as (asking, _), asyncio.timeout(60):
+    async with relays(PollTimeouts(poll=0.2)) as (states, _), asyncio.timeout(60):
         silent = [pod("big", number, SILENT) for number in range(20)]
         good = pod("big", 99, ANSWERS)
-        asked: set[str] = set()
+        called: set[str] = set()
         answered = False
-        while len(asked) < 21 or not answered:  # 8 calls at a time; the other pods follow in later polls
-            *_, answer = await asking.poll(("shop", "big"), [*silent, good], {})
-            asked |= asking._relays["shop", "big"].polling.asked.keys()
+        while len(called) < 21 or not answered:  # 8 calls at a time; the other pods follow in later polls
+            *_, answer = await states.poll(("shop", "big"), [*silent, good], {})
+            called |= states._relays["shop", "big"].poll.called.keys()
             answered = answer.report is not None
 
 
 @pytest.mark.parametrize("excess", [0, 200_000])
 async def test_an_answer_that_is_longer_than_a_status_can_be_is_none(excess):
-    async with relays(PollTimeouts()) as (asking, pods), asyncio.timeout(60):
+    async with relays(PollTimeouts()) as (states, pods), asyncio.timeout(60):
         pods.status = {"relays": [], "ballast": "x" * excess}
-        (answer,) = await asking.poll(("shop", "small"), [pod("small", 0, ANSWERS)], {"shop/out": 8})
+        (answer,) = await states.poll(("shop", "small"), [pod("small", 0, ANSWERS)], {"shop/out": 8})
         assert (answer.report is None, "more than a status can have" in answer.error) == (excess > 0, excess > 0)

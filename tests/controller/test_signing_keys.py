@@ -103,9 +103,9 @@ def test_a_new_key_is_published_before_it_signs_and_an_old_one_after_it_signed()
     time = NOW + DEFAULT_RHYTHM.renew
     both = turned(old, time)
     assert both.public_pem().startswith(old.public_pem())
-    assert both.signing(time) == old.keys[0]
+    assert both.signing_key(time) == old.keys[0]
     time += DEFAULT_RHYTHM.publish
-    assert both.signing(time) == both.keys[1]
+    assert both.signing_key(time) == both.keys[1]
     assert turned(both, time) == both
     time += DEFAULT_RHYTHM.linger
     assert turned(both, time).keys == (both.keys[1],)

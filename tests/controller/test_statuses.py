@@ -15,7 +15,7 @@ from mailboat_operator.controller.status_writer import status_patch
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, bounded
 from mailboat_operator.relays.totals import RestartTotals
-from mailboat_operator.status.conditions import Obstacle, condition_events, overdue
+from mailboat_operator.status.conditions import Blocker, condition_events, overdue
 from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
 from mailboat_spec import EventSubscription, EventSubscriptionStatus, OutboxRelay, OutboxRelayStatus, Reason
@@ -31,13 +31,13 @@ def subscription(**spec):
     return EventSubscription.model_validate(event_subscription("out", **{"partitions": 2, **spec}))
 
 
-def owned(number, **words):
-    return {"partition": number, "lag": 0, **words}
+def owned(number, **fields):
+    return {"partition": number, "lag": 0, **fields}
 
 
-def answer(pod="a", partitions=(), *, relay=None, config=None, **words):
-    said = {"name": NAME, "owned": list(partitions), **words}
-    whole = {"name": RELAY, "databaseReachable": True, "schemaReady": True, "subscriptions": [said], **(relay or {})}
+def answer(pod="a", partitions=(), *, relay=None, config=None, **fields):
+    report = {"name": NAME, "owned": list(partitions), **fields}
+    whole = {"name": RELAY, "databaseReachable": True, "schemaReady": True, "subscriptions": [report], **(relay or {})}
     return Answer(pod, process_status({"relays": [whole], "config": config or {}}))
 
 
@@ -133,8 +133,8 @@ def test_numbers_are_added_up_over_relays():
 
 
 def test_the_last_error_has_the_time_at_which_it_happened():
-    def status(now, before, **words):
-        answers = (answer("a", [owned(0), owned(1)], **words),)
+    def status(now, before, **fields):
+        answers = (answer("a", [owned(0), owned(1)], **fields),)
         return subscription_status(replace(FACTS, before=before, answers=answers), now)
 
     first = status(NOW, {}, lastError="refused", lastErrorAge=60.0)
@@ -193,28 +193,28 @@ def test_the_same_words_make_the_same_status_and_no_patch():
     first = subscription_status(FACTS, NOW)
     later = subscription_status(replace(FACTS, before=first), NOW + timedelta(hours=1))
     assert later == first
-    assert status_patch(first, later, only_counters_may=True) is None
+    assert status_patch(first, later, allow_counters_only=True) is None
 
 
 def test_the_time_of_a_condition_is_that_of_its_last_change():
     first = subscription_status(FACTS, NOW)
-    away = replace(FACTS, before=first, answers=(answer("a", [owned(0), owned(1)], sinkReachable=False),))
-    second = subscription_status(away, NOW + timedelta(hours=1))
+    unreachable = replace(FACTS, before=first, answers=(answer("a", [owned(0), owned(1)], sinkReachable=False),))
+    second = subscription_status(unreachable, NOW + timedelta(hours=1))
     times = {each["type"]: each["lastTransitionTime"] for each in second["conditions"]}
     assert (times["Ready"], times["Assigned"]) == ("2026-01-31T13:00:00Z", "2026-01-31T12:00:00Z")
 
 
 def test_counters_alone_are_no_reason_to_write_every_time():
     before = {"rate": 1.0, "lag": 0}
-    assert status_patch(before, {"rate": 2.0, "lag": 0}, only_counters_may=False) is None
-    assert status_patch(before, {"rate": 2.0, "lag": 0}, only_counters_may=True) == {"rate": 2.0}
-    assert status_patch(before, {"rate": 2.0}, only_counters_may=False) == {"rate": 2.0, "lag": None}
+    assert status_patch(before, {"rate": 2.0, "lag": 0}, allow_counters_only=False) is None
+    assert status_patch(before, {"rate": 2.0, "lag": 0}, allow_counters_only=True) == {"rate": 2.0}
+    assert status_patch(before, {"rate": 2.0}, allow_counters_only=False) == {"rate": 2.0, "lag": None}
 
 
 def test_news_is_what_changed():
     well = subscription_status(FACTS, NOW)["conditions"]
-    away = replace(FACTS, answers=(answer("a", [owned(0), owned(1)], sinkReachable=False),))
-    ill = subscription_status(away, NOW)["conditions"]
+    unreachable = replace(FACTS, answers=(answer("a", [owned(0), owned(1)], sinkReachable=False),))
+    ill = subscription_status(unreachable, NOW)["conditions"]
     assert [(item.warning, item.reason) for item in condition_events((), well)] == [(False, "Delivering")]
     assert condition_events(well, well) == []
     assert {(item.warning, item.reason) for item in condition_events(well, ill)} == {(True, "SinkUnavailable")}
@@ -232,8 +232,8 @@ def test_the_steps_of_a_start_are_no_news_but_falling_back_to_them_is():
         "PartitionsWithoutOwner",
         "Delivering",
     ]
-    told = [condition_events(before, after) for before, after in itertools.pairwise([(), *stages])]
-    assert [[item.reason for item in items] for items in told] == [[], [], [], ["Delivering"]]
+    events = [condition_events(before, after) for before, after in itertools.pairwise([(), *stages])]
+    assert [[item.reason for item in items] for items in events] == [[], [], [], ["Delivering"]]
     well = stages[-1]
     for number, reason in enumerate(["NotEnoughRelays", "Starting", "PartitionsWithoutOwner"]):
         assert [item.reason for item in condition_events(well, stages[number])] == [reason]
@@ -250,13 +250,13 @@ def test_a_start_that_takes_too_long_is_an_event():
 
 
 def test_kubernetes_word_about_a_pod_replaces_the_guess_about_the_network():
-    killed = Answer("a", None, "can't be connected to", trouble="was killed (OOMKilled)")
-    for answers, told in (
+    killed = Answer("a", None, "can't be connected to", problem="was killed (OOMKilled)")
+    for answers, message in (
         ((killed,), "No relay has reported yet: a was killed (OOMKilled)."),
         ((replace(killed, silent=True),), "Relays do not answer (a: was killed (OOMKilled))."),
     ):
         (ready, *_) = subscription_status(replace(FACTS, answers=answers), NOW)["conditions"]
-        assert ready["message"].startswith(told)
+        assert ready["message"].startswith(message)
         assert "NetworkPolicy" not in ready["message"]
 
 
@@ -276,7 +276,7 @@ REFUSES = Answer("a", process_status({"relays": [], "config": {"error": "spec.ur
 """A relay that never had a valid configuration."""
 
 RELAY_FACTS = RelayFacts(
-    name=RELAY, generation=1, before={}, relay=relay(), problem="", obstacle=None,
+    name=RELAY, generation=1, before={}, relay=relay(), problem="", blocker=None,
     uncreated="", halted="", pods=(pod("a"), pod("b")), answers=BOTH, subscriptions=1, lacking=(),
     selector="x=y",
 )  # fmt: skip
@@ -287,7 +287,7 @@ RELAY_FACTS = RelayFacts(
     [
         ({}, ("True", "Available")),
         ({"relay": None, "problem": "spec: no"}, ("False", "InvalidSpec")),
-        ({"obstacle": Obstacle(Reason.NAME_TAKEN, "Service x exists")}, ("False", "NameTaken")),
+        ({"blocker": Blocker(Reason.NAME_TAKEN, "Service x exists")}, ("False", "NameTaken")),
         ({"relay": relay(replicas=0), "pods": (), "answers": ()}, ("True", "Available")),
         ({"pods": (), "answers": ()}, ("False", "Starting")),
         ({"relay": relay(runtime="Sidecar"), "pods": (), "answers": ()}, ("False", "NotEnoughRelays")),
@@ -339,14 +339,14 @@ def test_a_healthy_start_of_a_relay_is_one_event():
         relay_status(replace(RELAY_FACTS, answers=answers), NOW)["conditions"]
         for answers in ((answer("a", relay=STARTS), answer("b", relay=STARTS)), BOTH)
     ]
-    told = [condition_events(before, after) for before, after in itertools.pairwise([(), *stages])]
-    assert [[item.reason for item in items] for items in told] == [[], ["Available"]]
+    events = [condition_events(before, after) for before, after in itertools.pairwise([(), *stages])]
+    assert [[item.reason for item in items] for items in events] == [[], ["Available"]]
 
 
 @pytest.mark.parametrize("reason", ["DatabaseUnreachable", "InvalidSpec"])
 def test_a_wrong_url_is_reported_with_the_source_of_the_url(reason):
-    words = {**STARTS, "message": "no such host", "reason": reason}
-    facts = replace(RELAY_FACTS, relay=relay(), answers=(answer(relay=words),))
+    fields = {**STARTS, "message": "no such host", "reason": reason}
+    facts = replace(RELAY_FACTS, relay=relay(), answers=(answer(relay=fields),))
     (ready, *_) = relay_status(facts, NOW)["conditions"]
     assert ready["reason"] == reason
     assert 'key "url" of Secret "orders-db"' in ready["message"]
@@ -354,11 +354,11 @@ def test_a_wrong_url_is_reported_with_the_source_of_the_url(reason):
 
 def test_another_database_is_an_event():
     first = relay_status(replace(RELAY_FACTS, answers=(answer(relay={"database": "shop (system 1)"}),)), NOW)
-    away = relay_status(replace(RELAY_FACTS, before=first, answers=(answer(relay=STARTS),)), NOW)
+    unreachable = relay_status(replace(RELAY_FACTS, before=first, answers=(answer(relay=STARTS),)), NOW)
     other = (answer(relay={"database": "shop (system 2)"}),)
-    second = relay_status(replace(RELAY_FACTS, before=away, answers=other), NOW)
-    assert database_changed(first, away) == database_changed({}, first) == []
-    (item,) = database_changed(away, second)
+    second = relay_status(replace(RELAY_FACTS, before=unreachable, answers=other), NOW)
+    assert database_changed(first, unreachable) == database_changed({}, first) == []
+    (item,) = database_changed(unreachable, second)
     assert (item.warning, item.reason) == (True, "DatabaseChanged")
     assert "shop (system 2), before it was shop (system 1)" in item.message
 
@@ -385,25 +385,25 @@ def test_ready_out_of_wanted_is_what_kubectl_prints():
 
 
 def test_partitions_that_run_out_and_retention_that_waits_are_conditions_of_their_own():
-    words = {"partitionsAheadDays": 2.0, "retentionBlocked": "shop/out has not delivered"}
-    found = conditions(relay_status(replace(RELAY_FACTS, answers=(answer(relay=words),)), NOW))
+    fields = {"partitionsAheadDays": 2.0, "retentionBlocked": "shop/out has not delivered"}
+    found = conditions(relay_status(replace(RELAY_FACTS, answers=(answer(relay=fields),)), NOW))
     assert found["SchemaReady"] == ("False", "PartitionsRunOut")
     assert found["RetentionBlocked"] == ("True", "UndeliveredEvents")
 
 
 def test_an_old_snapshot_is_a_condition_that_names_its_holder():
-    words = {"oldSnapshot": "A snapshot is held since 10:00, by process 7. End it: select pg_terminate_backend(7)"}
-    status = relay_status(replace(RELAY_FACTS, answers=(answer(relay=words),)), NOW)
+    fields = {"oldSnapshot": "A snapshot is held since 10:00, by process 7. End it: select pg_terminate_backend(7)"}
+    status = relay_status(replace(RELAY_FACTS, answers=(answer(relay=fields),)), NOW)
     assert conditions(status)["SnapshotHeld"] == ("True", "OldSnapshot")
     (condition,) = (each for each in status["conditions"] if each["type"] == "SnapshotHeld")
-    assert condition["message"] == words["oldSnapshot"]
+    assert condition["message"] == fields["oldSnapshot"]
     well = conditions(relay_status(replace(RELAY_FACTS, answers=(answer(),)), NOW))
     assert well["SnapshotHeld"] == ("False", "NothingBlocked")
 
 
 def test_the_reason_that_time_partitions_run_out_is_reported():
-    words = {"partitionsAheadDays": 2.0, "message": "Upkeep of the outbox failed: a table is in the way"}
-    status = relay_status(replace(RELAY_FACTS, answers=(answer(relay=words),)), NOW)
+    fields = {"partitionsAheadDays": 2.0, "message": "Upkeep of the outbox failed: a table is in the way"}
+    status = relay_status(replace(RELAY_FACTS, answers=(answer(relay=fields),)), NOW)
     (condition,) = (each for each in status["conditions"] if each["type"] == "SchemaReady")
     assert "without them writes fail. Upkeep of the outbox failed: a table is in the way" in condition["message"]
 
@@ -459,8 +459,8 @@ def test_the_lag_of_a_silent_relay_still_counts():
     status = subscription_status(replace(FACTS, answers=hangs, before=before), NOW)
     assert (status["lag"], status["lagDisplay"]) == (74, "74+")
     assert [(each["pod"], each["lag"]) for each in status["partitions"]] == [("a", 10), ("b", 64)]
-    gone = (answer("a", [owned(0, lag=0)], owners={"0": "shop/a", "1": None}),)
-    status = subscription_status(replace(FACTS, answers=gone, before=status), NOW)
+    unowned = (answer("a", [owned(0, lag=0)], owners={"0": "shop/a", "1": None}),)
+    status = subscription_status(replace(FACTS, answers=unowned, before=status), NOW)
     assert (status["lag"], status["partitions"][1]["pod"]) == (64, "")
     taken = (answer("a", [owned(0), owned(1, lag=3)]),)
     assert subscription_status(replace(FACTS, answers=taken, before=status), NOW)["lag"] == 3
@@ -531,12 +531,12 @@ def test_own_pods_without_a_secret_are_replaced_by_the_operator_only():
 
 def test_the_reason_that_pods_do_not_start_is_reported_in_kubernetes_words():
     silent = (Answer("a", None, "has no address yet"),)
-    for changes, words in (
+    for changes, message in (
         ({"pods": (), "answers": (), "uncreated": "pods is forbidden: exceeded quota"}, "exceeded quota"),
-        ({"pods": (pod("a", trouble="can't be scheduled (x)"),), "answers": silent}, "a can't be scheduled (x)"),
-        ({"pods": (pod("a"), pod("b", ready=False, trouble="the image x can't be pulled"))}, "b the image x can't"),
+        ({"pods": (pod("a", problem="can't be scheduled (x)"),), "answers": silent}, "a can't be scheduled (x)"),
+        ({"pods": (pod("a"), pod("b", ready=False, problem="the image x can't be pulled"))}, "b the image x can't"),
         (
-            {"pods": (pod("a"), pod("b"), pod("c", ready=False, trouble="can't start (x)")), "halted": "timed out."},
+            {"pods": (pod("a"), pod("b"), pod("c", ready=False, problem="can't start (x)")), "halted": "timed out."},
             "New relays do not become ready, the previous ones continue: c can't start (x).",
         ),
         (
@@ -547,11 +547,11 @@ def test_the_reason_that_pods_do_not_start_is_reported_in_kubernetes_words():
         (ready,) = (
             each for each in relay_status(replace(RELAY_FACTS, **changes), NOW)["conditions"] if each["type"] == "Ready"
         )
-        assert words in ready["message"]
+        assert message in ready["message"]
 
 
 def test_a_forbidden_request_is_a_warning():
-    after = relay_status(replace(RELAY_FACTS, obstacle=Obstacle(Reason.FORBIDDEN, "exceeded quota")), NOW)["conditions"]
+    after = relay_status(replace(RELAY_FACTS, blocker=Blocker(Reason.FORBIDDEN, "exceeded quota")), NOW)["conditions"]
     assert [(item.warning, item.reason) for item in condition_events((), after) if "quota" in item.message] == [
         (True, "Forbidden")
     ]

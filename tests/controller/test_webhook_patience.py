@@ -13,7 +13,7 @@ from mailboat_operator.kube.client import ApiUnavailable, Kube, NotFound, Thrott
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.webhook import server
 from mailboat_operator.webhook.injection import Outcome
-from mailboat_operator.webhook.server import PATH, InjectionMetrics, Webhook, time_to_answer
+from mailboat_operator.webhook.server import PATH, InjectionMetrics, Webhook, answer_timeout
 from support.wait import await_until
 
 
@@ -22,7 +22,7 @@ from support.wait import await_until
     [("10s", 6.0), ("30s", 18.0), ("99s", 18.0), (None, 3.0), ("", 3.0), ("1m0s", 3.0), ("999s", 3.0), ("-5s", 3.0)],
 )
 def test_the_webhook_takes_three_fifths_of_the_given_time(given, seconds):
-    assert time_to_answer(given) == pytest.approx(seconds)
+    assert answer_timeout(given) == pytest.approx(seconds)
 
 
 class SilentKube(Kube):
@@ -88,14 +88,14 @@ async def test_a_review_larger_than_that_of_any_pod_is_refused(body):
 
 async def test_reviews_wait_for_memory_and_too_many_of_them_are_refused(monkeypatch):
     monkeypatch.setattr(server, "_MEMORY", server._LEAST)
-    monkeypatch.setattr(server, "_MOST_WAITING", 1)
+    monkeypatch.setattr(server, "_MAX_WAITERS", 1)
     kube = SilentKube()
     hook = Webhook(kube, RelayImage("relay:1"), InjectionMetrics(CollectorRegistry()))
     async with TestClient(TestServer(hook.application())) as client, asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         first = tasks.create_task(client.post(f"{PATH}?timeout=30s", json={"request": REQUEST}))
         await kube.asked.wait()
         waits = tasks.create_task(client.post(f"{PATH}?timeout=30s", json={"request": REQUEST}))
-        await await_until(lambda: hook._memory._waiting == 1, what="the second one to wait")
+        await await_until(lambda: hook._memory._waiters == 1, what="the second one to wait")
         assert (await client.post(PATH, json={"request": REQUEST})).status == 503
         assert not any(each.done() for each in (first, waits))
         kube.answers.set()

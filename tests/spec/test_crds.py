@@ -17,7 +17,13 @@ from mailboat_spec import read_documents
 from mailboat_spec.crds import definitions
 from mailboat_spec.durations import Duration
 from mailboat_spec.field_paths import field_at
-from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, PASSWORD_IN_URL, SECRET_NAME, holds_password, looks_secret
+from mailboat_spec.redaction import (
+    NOT_THE_SECRET_ITSELF,
+    PASSWORD_IN_URL,
+    SECRET_NAME,
+    contains_password,
+    is_secret_setting,
+)
 from support.bad_manifests import CONSUMED, RELAY, SUBSCRIPTION
 
 Schema = dict[str, Any]
@@ -164,14 +170,14 @@ WORDS = st.sampled_from(
 def test_rules_and_models_agree_on_secrets(words: list[tuple[str, str]]) -> None:
     name = "".join(word + separator for word, separator in words)
     if re.search(SECRET_NAME, name) and not re.search(NOT_THE_SECRET_ITSELF, name):
-        assert looks_secret(name)
+        assert is_secret_setting(name)
 
 
 @given(st.lists(st.sampled_from(["u", ":", "pw", "@", "h", "/", "?", "&", "password=", "PassWd=", "x=1", "#"])))
 def test_rules_and_models_agree_on_passwords_in_urls(parts: list[str]) -> None:
     url = f"postgresql://{''.join(parts)}"
     if re.search(PASSWORD_IN_URL, url):
-        assert holds_password(url)
+        assert contains_password(url)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +188,7 @@ def test_rules_and_models_agree_on_passwords_in_urls(parts: list[str]) -> None:
 def test_common_names_of_secrets_are_caught_by_the_rule(name: str) -> None:
     caught = re.search(SECRET_NAME, name) is not None and re.search(NOT_THE_SECRET_ITSELF, name) is None
     assert caught
-    assert looks_secret(name)
+    assert is_secret_setting(name)
 
 
 @pytest.mark.parametrize(

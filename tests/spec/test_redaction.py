@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from mailboat_spec.redaction import holds_password, looks_secret, secret_names
+from mailboat_spec.redaction import contains_password, is_secret_setting, secret_names
 from mailboat_spec.references import SecretRef, UsesSecrets
 from mailboat_spec.resources.sinks import Sink
 
@@ -26,11 +26,11 @@ OTHERS = [
 
 @pytest.mark.parametrize("name", [*SECRETS, *OTHERS])
 def test_names_of_secrets_are_distinguished_from_names_of_other_settings(name: str) -> None:
-    assert looks_secret(name) == (name in SECRETS)
+    assert is_secret_setting(name) == (name in SECRETS)
 
 
 def test_a_private_key_is_a_secret_under_any_name() -> None:
-    assert looks_secret("certificate", "-----BEGIN PRIVATE KEY-----\n...")
+    assert is_secret_setting("certificate", "-----BEGIN PRIVATE KEY-----\n...")
 
 
 def test_nested_settings_are_searched() -> None:
@@ -55,7 +55,7 @@ def test_nested_settings_are_searched() -> None:
     ],
 )
 def test_urls_with_a_password(url: str) -> None:
-    assert holds_password(url)
+    assert contains_password(url)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_urls_with_a_password(url: str) -> None:
     ],
 )
 def test_urls_without_one(url: str) -> None:
-    assert not holds_password(url)
+    assert not contains_password(url)
 
 
 @pytest.mark.parametrize("field", Sink.model_fields)

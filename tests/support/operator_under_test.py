@@ -39,7 +39,7 @@ from mailboat_operator.kube.client import (
     Object,
 )
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.relays.signing_keys import Signing, turned
+from mailboat_operator.relays.signing_keys import Signer, turned
 from mailboat_operator.resources.pod import CONTAINER, RESOURCES_KEY, RelayImage, relay_labels, relay_volumes
 from mailboat_spec.names import INJECTED_ANNOTATION, RELAY_LABEL
 from mailboat_spec.wire_format import unpack
@@ -67,11 +67,11 @@ class Cluster:
         self.api = api
         self.kube = kube
         self.namespace = namespace
-        self.signing = Signing(turned(None, datetime.now(UTC)))
+        self.signer = Signer(turned(None, datetime.now(UTC)))
         self.outbox = Outbox()
         self.relays: dict[str, RelayStandIn] = {}
         self._keys = place / "operator-keys.pem"
-        self._keys.write_text(self.signing.public_keys())
+        self._keys.write_text(self.signer.public_keys())
 
     def trust(self, public_keys: str) -> None:
         """Let the relays trust the keys of another operator."""
@@ -104,16 +104,16 @@ class Cluster:
         await self.kube.delete(kind, self.namespace, name)
 
     async def until(
-        self, kind: Kind, name: str, holds: Callable[[Object], Any], what: str, timeout: float = PATIENCE
+        self, kind: Kind, name: str, matches: Callable[[Object], Any], what: str, timeout: float = PATIENCE
     ) -> Object:
         """Wait until the object exists and the condition holds, and return it."""
 
-        async def look() -> Any:
+        async def poll() -> Any:
             found = await self.find(kind, name)
-            return found if found is not None and holds({"status": {}, **found}) else None
+            return found if found is not None and matches({"status": {}, **found}) else None
 
         try:
-            found: Object = await await_until(look, timeout=timeout, what=what)
+            found: Object = await await_until(poll, timeout=timeout, what=what)
         except AssertionError as error:
             raise AssertionError(f"{error}; it is {await self.find(kind, name)}") from None
         return found
@@ -121,11 +121,11 @@ class Cluster:
     async def until_condition(
         self, kind: Kind, name: str, type_: str, status: str, reason: str | None = None, timeout: float = PATIENCE
     ) -> Object:
-        def holds(found: Object) -> bool:
+        def matches(found: Object) -> bool:
             condition = condition_of(found, type_)
             return bool(condition) and condition["status"] == status and reason in (None, condition["reason"])
 
-        return await self.until(kind, name, holds, f"{type_} {status} ({reason}) of {name}", timeout)
+        return await self.until(kind, name, matches, f"{type_} {status} ({reason}) of {name}", timeout)
 
     async def events(self, name: str) -> list[tuple[str, str, str]]:
         """Return type, reason and message of every event about a resource."""
@@ -134,17 +134,17 @@ class Cluster:
             (each["type"], each["reason"], each["note"]) for each in listed.items if each["regarding"]["name"] == name
         ]
 
-    async def until_told(self, name: str, reason: str) -> list[tuple[str, str, str]]:
+    async def until_event(self, name: str, reason: str) -> list[tuple[str, str, str]]:
         """Wait for an event with this reason, and return all events of the resource.
 
         The operator writes an event after the status that it describes.
         """
 
-        async def look() -> list[tuple[str, str, str]]:
+        async def poll() -> list[tuple[str, str, str]]:
             events = await self.events(name)
             return events if any(given == reason for _, given, _ in events) else []
 
-        return await await_until(look, what=f"an event {reason} on {name}")
+        return await await_until(poll, what=f"an event {reason} on {name}")
 
     # ---- pods ------------------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Cluster:
         outbox: Outbox | None = None,
     ) -> RelayStandIn:
         """Create a running pod with a stub relay."""
-        stand_in = RelayStandIn(outbox or self.outbox, name, self.namespace, self._keys)
+        stub = RelayStandIn(outbox or self.outbox, name, self.namespace, self._keys)
         containers: list[Object] = [{"name": "application", "image": "application:1"}]
         container = {"name": CONTAINER, "image": "mailboat-relay:test"}
         spec: Object = {"containers": [container], "volumes": relay_volumes(of, secrets)}
@@ -180,18 +180,18 @@ class Cluster:
                 "spec": spec,
             },
         )
-        stand_in.uid = pod["metadata"]["uid"]
+        stub.uid = pod["metadata"]["uid"]
         if answering:
-            await stand_in.start()
-        self.relays[name] = stand_in
+            await stub.start()
+        self.relays[name] = stub
         status = {
             "phase": "Running",
-            "podIP": stand_in.ip,
-            "podIPs": [{"ip": stand_in.ip}],
+            "podIP": stub.ip,
+            "podIPs": [{"ip": stub.ip}],
             "conditions": [{"type": "Ready", "status": "True"}],
         }
         await self.kube.patch(POD, self.namespace, name, {"status": status}, "status")
-        return stand_in
+        return stub
 
     async def remove_pod(self, name: str) -> None:
         await self.relays.pop(name).stop()
@@ -201,8 +201,8 @@ class Cluster:
         )
 
     async def close(self) -> None:
-        for stand_in in self.relays.values():
-            await stand_in.stop()
+        for stub in self.relays.values():
+            await stub.stop()
 
 
 def condition_of(found: Object, type_: str) -> dict[str, Any]:
@@ -228,14 +228,14 @@ def spread(*shares: int) -> Callable[[Object], bool]:
 def configuring(*expected: str) -> Callable[[Object], bool]:
     """Return a condition: a ConfigMap holds the resources of these names, in this order."""
 
-    def holds(config_map: Object) -> bool:
+    def matches(config_map: Object) -> bool:
         try:
             text = unpack(config_map["data"].get(RESOURCES_KEY, "").encode() or _binary(config_map))
             return [each["metadata"]["name"] for each in json.loads(text)["items"]] == list(expected)
         except ValueError:  # a corrupted ConfigMap
             return False
 
-    return holds
+    return matches
 
 
 def _binary(config_map: Object) -> bytes:
@@ -268,7 +268,7 @@ async def operating(
     kube = await Kube.connect(kubeconfig)
     registry = CollectorRegistry()
     task = asyncio.create_task(
-        run_controller(kube, settings or quick(cluster.namespace), cluster.signing, Metrics(registry)), name="operator"
+        run_controller(kube, settings or quick(cluster.namespace), cluster.signer, Metrics(registry)), name="operator"
     )
     try:
         yield registry

@@ -60,7 +60,7 @@ class RelayStandIn:
         """Relays without heartbeats, whose partitions this relay reports."""
         self.paused: set[str] = set()
         self.configs = 0
-        self.asked = 0
+        self.polls = 0
         self.refused: list[int] = []
         self.refuses_configs = ""
         self.offered = 0
@@ -126,7 +126,7 @@ class RelayStandIn:
         ]
 
     async def _status(self, _: web.Request) -> web.Response:
-        self.asked += 1
+        self.polls += 1
         relay = next((each for each in self.documents if each["kind"] == "OutboxRelay"), None)
         relays = [] if relay is None else [self._relay(relay)]
         document = {"relays": relays, "config": {"version": self.version, "error": self.config_error}, "secrets": {}}

@@ -25,8 +25,8 @@ Schema = dict[str, Any]
 
 _FIRST: Final = ("description", "type", "format", "enum", "default", "required")
 _RULE: Final = ("rule", "message")
-_SAID_BY_RULES: Final = ("pattern", "format")
-_OF_NO_REPORT: Final = ("default", "pattern", "maxLength", "minimum", "maximum")
+_REPLACED_BY_RULES: Final = ("pattern", "format")
+_NOT_IN_STATUS: Final = ("default", "pattern", "maxLength", "minimum", "maximum")
 _LARGEST_INT32: Final = 2**31 - 1
 _LARGEST_INT64: Final = 2**63 - 1
 
@@ -68,7 +68,7 @@ class _Translation:
         if "x-kubernetes-preserve-unknown-fields" in result:
             result.pop(RULES, None)  # CEL rules can't access fields without a schema
         if self._report:
-            for name in (RULES, *_OF_NO_REPORT):
+            for name in (RULES, *_NOT_IN_STATUS):
                 result.pop(name, None)
         return _in_order(result, _FIRST)
 
@@ -76,8 +76,8 @@ class _Translation:
         result = self.of(written)
         if result.get("default", True) in (None, "", [], {}):
             del result["default"]  # null, an empty list, string or mapping: equivalent to absent
-        means_something_absent = any(choice.get("type") == "null" for choice in written.get("anyOf", ()))
-        if not (required or means_something_absent) and (inside := _defaults_inside(result)):
+        nullable = any(choice.get("type") == "null" for choice in written.get("anyOf", ()))
+        if not (required or nullable) and (inside := _defaults_inside(result)):
             result["default"] = inside
         return _in_order(result, _FIRST)
 
@@ -93,7 +93,7 @@ class _Translation:
 
     def _settle_strings(self, result: Schema) -> None:
         if RULES in result and not self._report:
-            for name in _SAID_BY_RULES:
+            for name in _REPLACED_BY_RULES:
                 result.pop(name, None)
         if "const" in result:
             result["enum"] = [result.pop("const")]

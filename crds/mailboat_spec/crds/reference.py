@@ -76,11 +76,11 @@ def _rules(schema: Schema) -> Iterator[str]:
     if not rules:
         return
     yield "Refused:\n"
-    told = []
+    lines = []
     for rule in rules:
         field = rule.get("fieldPath", "").removeprefix(".")
-        told.append(f"- `{field}`: {rule['message']}" if field else f"- {rule['message']}")
-    yield from dict.fromkeys(told)  # several rules may share a message, for example one per sink
+        lines.append(f"- `{field}`: {rule['message']}" if field else f"- {rule['message']}")
+    yield from dict.fromkeys(lines)  # several rules may share a message, for example one per sink
     yield ""
 
 

@@ -7,10 +7,10 @@ from typing import ClassVar, Final
 
 from pydantic import Field, field_validator
 
-from mailboat_spec.cel_rules import Because, Rule, text, unless_given
+from mailboat_spec.cel_rules import Rule, RuleReason, text, unless_given
 from mailboat_spec.constraints import exactly_one
 from mailboat_spec.formats import NonEmpty
-from mailboat_spec.redaction import PASSWORD_IN_URL, holds_password
+from mailboat_spec.redaction import PASSWORD_IN_URL, contains_password
 from mailboat_spec.references import SecretKeyRef, UsesSecrets
 
 _PASSWORD: Final = "holds a password: put the URL in a Secret and refer to it by urlSecretRef"
@@ -45,7 +45,7 @@ class Connection(UsesSecrets):
         yield Rule(unless_given("url", begins), cls._begins_wrongly(), field="url")
         # Attached to the object, not to the field: an error on the field would repeat the URL, password included.
         harmless = f"!self.url.matches({text(PASSWORD_IN_URL)})"
-        yield Rule(unless_given("url", harmless), _PASSWORD, field="url", because=Because.FORBIDDEN)
+        yield Rule(unless_given("url", harmless), _PASSWORD, field="url", reason=RuleReason.FORBIDDEN)
 
     @classmethod
     def _begins_wrongly(cls) -> str:
@@ -58,6 +58,6 @@ class Connection(UsesSecrets):
             return None
         if not url.startswith(tuple(f"{scheme}://" for scheme in cls.schemes)):
             raise ValueError(cls._begins_wrongly())
-        if holds_password(url):
+        if contains_password(url):
             raise ValueError(_PASSWORD)
         return url

@@ -130,7 +130,7 @@ NOT_ALLOWED: Final = "is none of the librdkafka settings that a subscription may
 """Message for any other setting, appended to its name."""
 
 
-def objection(name: str, allowed: frozenset[str] = ALLOWED) -> str | None:
+def refusal_reason(name: str, allowed: frozenset[str] = ALLOWED) -> str | None:
     """Return why a setting is refused, with the remedy; None if it is allowed."""
     if name in allowed:
         return None

@@ -52,7 +52,7 @@ class Metadata(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _pass_over_what_servers_set(cls, data: object) -> object:
+    def _drop_server_fields(cls, data: object) -> object:
         if isinstance(data, Mapping):
             return {name: value for name, value in data.items() if name not in _SET_BY_SERVERS}
         return data

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import Because, Rule, unchangeable
+from mailboat_spec.cel_rules import Rule, RuleReason, unchangeable
 from mailboat_spec.constraints import Constraint, Predicate, absent, differs, equals, given
 from mailboat_spec.durations import Duration, at_most, between, not_longer
 from mailboat_spec.formats import ColumnName, TableName
@@ -276,7 +276,7 @@ class OutboxRelaySpec(Model):
             "replicas",
             "a Sidecar has no replicas of its own, it runs in the application's pods: remove it",
             differs("runtime", "Sidecar") | absent("replicas"),
-            Because.FORBIDDEN,
+            RuleReason.FORBIDDEN,
         ),
     )
 

@@ -15,7 +15,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import AS_SET, FREE_FORM, RULES, Because, Rule, listed, text
+from mailboat_spec.cel_rules import AS_SET, FREE_FORM, RULES, Rule, RuleReason, listed, text
 from mailboat_spec.constraints import Refusal, Refused
 from mailboat_spec.formats import (
     EntryPointName,
@@ -57,7 +57,7 @@ class WithoutSecrets:
         rule = Rule(
             f"!self.exists(name, {is_secret})",
             f"one of them {self._message()}",
-            because=Because.FORBIDDEN,
+            reason=RuleReason.FORBIDDEN,
             message_expression=f"self.filter(name, {is_secret})[0] + {text(f' {self._message()}')}",
         )
         return {**handler(schema), "maxProperties": _MAX_SETTINGS, RULES: [rule.as_schema()]}
@@ -72,8 +72,8 @@ class KafkaSettings(WithoutSecrets):
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the settings, or raise ``Refused`` with each setting that is not allowed."""
         WithoutSecrets.check(self, settings)
-        objections = {name: kafka_settings.objection(name, self.allowed) for name in settings}
-        if refusals := [Refusal((name,), why) for name, why in objections.items() if why]:
+        reasons = {name: kafka_settings.refusal_reason(name, self.allowed) for name in settings}
+        if refusals := [Refusal((name,), reason) for name, reason in reasons.items() if reason]:
             raise Refused(*refusals)
         return settings
 
@@ -83,7 +83,7 @@ class KafkaSettings(WithoutSecrets):
         rule = Rule(
             f"self.all(name, name in {names})",
             f"one of them {kafka_settings.NOT_ALLOWED}",
-            because=Because.FORBIDDEN,
+            reason=RuleReason.FORBIDDEN,
             message_expression=f"self.filter(name, !(name in {names}))[0] + {text(f' {kafka_settings.NOT_ALLOWED}')}",
         )
         return {**whole, RULES: [*whole[RULES], rule.as_schema()]}
@@ -273,7 +273,7 @@ class Sink(Model):
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
         yield Rule(
-            " || ".join(f"has(self.{kind})" for kind in cls.model_fields), cls._none_given(), because=Because.REQUIRED
+            " || ".join(f"has(self.{kind})" for kind in cls.model_fields), cls._none_given(), reason=RuleReason.REQUIRED
         )
         count = " + ".join(f"(has(self.{kind}) ? 1 : 0)" for kind in cls.model_fields)
         names = " + ".join(f"(has(self.{kind}) ? ' {kind},' : '')" for kind in cls.model_fields)

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import AS_SET, Because, Rule, unchangeable
+from mailboat_spec.cel_rules import AS_SET, Rule, RuleReason, unchangeable
 from mailboat_spec.constraints import Constraint, Refusal, absent, differs, equals, given
 from mailboat_spec.formats import NonEmpty
 from mailboat_spec.patterns import Pattern
@@ -137,7 +137,7 @@ def _only_from(choice: str, field: str, example: str) -> tuple[Constraint, ...]:
             field,
             f"is required with from: {choice}: write {field}: {example}",
             differs("from", choice) | given(field),
-            Because.REQUIRED,
+            RuleReason.REQUIRED,
         ),
         Constraint(
             field,
@@ -288,7 +288,7 @@ class EventSubscriptionSpec(Model):
             "can't be changed: progress is kept in the database of that relay; create another EventSubscription "
             "instead",
             field="relayRef",
-            because=Because.FORBIDDEN,
+            reason=RuleReason.FORBIDDEN,
         )
         yield unchangeable(
             "start", "it has no effect on a subscription that exists; create another EventSubscription instead"

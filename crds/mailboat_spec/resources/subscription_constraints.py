@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mailboat_spec.cel_rules import Because
+from mailboat_spec.cel_rules import RuleReason
 from mailboat_spec.constraints import (
     Constraint,
     Predicate,
@@ -94,14 +94,14 @@ _TOPIC: Final = f"{_DEAD_LETTER}.topic"
 
 
 def _topic_has(form: Form) -> Predicate:
-    def holds(spec: object) -> bool:
+    def evaluate(spec: object) -> bool:
         try:
             form.check(read(spec, _TOPIC))
         except ValueError:
             return False
         return True
 
-    return Predicate(f"self.{_TOPIC}.size() <= {form.max_length} && {form.condition(f'self.{_TOPIC}')}", holds)
+    return Predicate(f"self.{_TOPIC}.size() <= {form.max_length} && {form.condition(f'self.{_TOPIC}')}", evaluate)
 
 
 DEAD_LETTER_CONSTRAINTS: Final = (
@@ -109,7 +109,7 @@ DEAD_LETTER_CONSTRAINTS: Final = (
         _TOPIC,
         "is required with relayRef: write the topic for dead letters",
         _SOURCE | absent(_DEAD_LETTER) | given(_TOPIC),
-        Because.REQUIRED,
+        RuleReason.REQUIRED,
     ),
     *(
         Constraint(

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import FREE_FORM, RULES, Because, Rule, keyed_by, text
+from mailboat_spec.cel_rules import FREE_FORM, RULES, Rule, RuleReason, keyed_by, text
 from mailboat_spec.constraints import Constraint, Predicate, absent
 from mailboat_spec.formats import DnsSubdomain, EnvName, Form
-from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, looks_secret
+from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, is_secret_setting
 from mailboat_spec.references import SecretRef
 
 _QUANTITY: Final = Form(
@@ -56,7 +56,7 @@ class Resources(Model):
 _HARMLESS: Final = Predicate(
     "!has(self.value) || self.value == '' || !self.value.contains('PRIVATE KEY-----') && "
     f"(!self.name.matches({text(SECRET_NAME)}) || self.name.matches({text(NOT_THE_SECRET_ITSELF)}))",
-    lambda variable: not variable.value or not looks_secret(variable.name, variable.value),
+    lambda variable: not variable.value or not is_secret_setting(variable.name, variable.value),
 )
 
 
@@ -70,7 +70,7 @@ class EnvVar(Model):
             "is a secret and must not be written here: put it in a Secret and use "
             "valueFrom: {secretKeyRef: {name: ..., key: ...}}",
             _HARMLESS,
-            Because.FORBIDDEN,
+            RuleReason.FORBIDDEN,
         ),
     )
 

@@ -26,9 +26,9 @@ _CONSUMER: Final = "eventsubscriptions/"
 
 _KINDS: Final = (RELAY, SUBSCRIPTION, POD, CONSUMER_POD, *CHILD_KINDS)
 _NOISE: Final = frozenset({"resourceVersion", "managedFields", "selfLink"})
-_MOURNED: Final = 600.0
+_REMEMBERED: Final = 600.0
 """Seconds for which a deleted object is remembered; no response is in flight for that long."""
-_FOR_GOOD: Final = float("inf")
+_FINAL: Final = float("inf")
 
 
 class ResourceCache:
@@ -43,8 +43,8 @@ class ResourceCache:
         self._by_relay: dict[Kind, defaultdict[Key, set[Key]]] = {
             kind: defaultdict(set) for kind in (SUBSCRIPTION, POD, CONSUMER_POD)
         }
-        self._departed: defaultdict[Key, list[Object]] = defaultdict(list)
-        self._lost: dict[str, tuple[float, float]] = {}
+        self._deleted: defaultdict[Key, list[Object]] = defaultdict(list)
+        self._removed: dict[str, tuple[float, float]] = {}
         """By uid: the version at which the object was removed, and the time."""
 
     def relays(self) -> list[Key]:
@@ -52,7 +52,7 @@ class ResourceCache:
         referred = [key for key, names in self._by_relay[SUBSCRIPTION].items() if names]
         return sorted({*self._objects[RELAY], *referred})
 
-    def asked_for(self) -> list[Key]:
+    def referenced_by_pods(self) -> list[Key]:
         """Relay names referenced only by pods. Nothing to reconcile, but the pods need an event."""
         return sorted({key for key, names in self._by_relay[POD].items() if names} - set(self.relays()))
 
@@ -74,75 +74,75 @@ class ResourceCache:
     def child(self, kind: Kind, key: Key) -> Object | None:
         return self._objects[kind].get((key[0], child_name(key[1])))
 
-    def departed(self, key: Key) -> list[Object]:
+    def take_deleted(self, key: Key) -> list[Object]:
         """Return the relay and subscriptions of this name deleted since the last call, each once.
 
         Callers drop their state about these objects at the start of a reconcile: then no other reconcile is running
         that could store it again.
         """
-        return self._departed.pop(key, [])
+        return self._deleted.pop(key, [])
 
-    def saw(self, kind: Kind, found: Object) -> None:
+    def store(self, kind: Kind, found: Object) -> None:
         """Store an object, current or slightly outdated."""
         key = _key(found)
         before = self._objects[kind].get(key)
-        if self._was_lost_since(found) or (before is not None and _is_older(found, before)):
+        if self._was_removed_since(found) or (before is not None and _is_older(found, before)):
             return
         self._forget_links(kind, key)
         self._objects[kind][key] = found
         self._link(kind, key, found)
-        if before is None or _matters(kind, before, found):
-            self._tell(kind, *([] if before is None else [before]), found)
+        if before is None or _is_relevant(kind, before, found):
+            self._notify(kind, *([] if before is None else [before]), found)
 
-    def lost(self, kind: Kind, gone: Object) -> None:
+    def remove(self, kind: Kind, deleted: Object) -> None:
         """Remove a deleted object, or one that left the selection. A newer version or a successor of the name stays."""
-        self._lose(kind, gone, _version(gone))
+        self._remove(kind, deleted, _version(deleted))
 
-    def missing(self, kind: Kind, gone: Object) -> None:
+    def remove_not_found(self, kind: Kind, deleted: Object) -> None:
         """Remove an object that the server answers with 404: no version of it can follow."""
-        self._lose(kind, gone, _FOR_GOOD)
+        self._remove(kind, deleted, _FINAL)
 
-    def _lose(self, kind: Kind, gone: Object, version: float) -> None:
-        key, uid = _key(gone), gone["metadata"]["uid"]
+    def _remove(self, kind: Kind, deleted: Object, version: float) -> None:
+        key, uid = _key(deleted), deleted["metadata"]["uid"]
         before = self._objects[kind].get(key)
         if before is not None and before["metadata"]["uid"] != uid:
             before = None
         if before is not None and _version(before) > version:
             return
-        self._remember_lost(uid, version)
+        self._record_removal(uid, version)
         if before is not None:
             self._forget_links(kind, key)
             del self._objects[kind][key]
             if kind in (RELAY, SUBSCRIPTION):
                 for relay in _relays_of(kind, before):
-                    self._departed[relay].append(before)
-            self._tell(kind, before)
+                    self._deleted[relay].append(before)
+            self._notify(kind, before)
 
-    def _remember_lost(self, uid: str, version: float) -> None:
+    def _record_removal(self, uid: str, version: float) -> None:
         now = self._clock()
-        self._lost.pop(uid, None)  # keep the dict ordered by time of removal
-        self._lost[uid] = (version, now)
-        for each, (_, at) in list(self._lost.items()):
-            if now - at < _MOURNED:
+        self._removed.pop(uid, None)  # keep the dict ordered by time of removal
+        self._removed[uid] = (version, now)
+        for each, (_, at) in list(self._removed.items()):
+            if now - at < _REMEMBERED:
                 break
-            del self._lost[each]
+            del self._removed[each]
 
-    def _was_lost_since(self, found: Object) -> bool:
+    def _was_removed_since(self, found: Object) -> bool:
         """Compare by version: an object that left the selection may return as a newer version of itself."""
-        lost, _ = self._lost.get(found["metadata"]["uid"], (-1, 0.0))
-        return _version(found) <= lost
+        removed, _ = self._removed.get(found["metadata"]["uid"], (-1, 0.0))
+        return _version(found) <= removed
 
-    def listed(self, kind: Kind, listed: Listed, namespace: str | None) -> None:
+    def apply_list(self, kind: Kind, listed: Listed, namespace: str | None) -> None:
         """Apply a full list of a kind. Remove objects missing from the list, unless they are newer than it."""
         present = {_key(item): item["metadata"]["uid"] for item in listed.items}
-        for key, known in list(self._objects[kind].items()):
+        for key, cached in list(self._objects[kind].items()):
             outside = namespace is not None and key[0] != namespace
-            if outside or present.get(key) == known["metadata"]["uid"]:
+            if outside or present.get(key) == cached["metadata"]["uid"]:
                 continue
-            if _version(known) <= _number(listed.resource_version):
-                self._lose(kind, known, _number(listed.resource_version))
+            if _version(cached) <= _number(listed.resource_version):
+                self._remove(kind, cached, _number(listed.resource_version))
         for item in listed.items:
-            self.saw(kind, item)
+            self.store(kind, item)
 
     def _link(self, kind: Kind, key: Key, found: Object) -> None:
         if kind in self._by_relay:
@@ -157,7 +157,7 @@ class ResourceCache:
                 if not self._by_relay[kind][relay]:
                     del self._by_relay[kind][relay]
 
-    def _tell(self, kind: Kind, *versions: Object) -> None:
+    def _notify(self, kind: Kind, *versions: Object) -> None:
         for relay in {relay for version in versions for relay in _relays_of(kind, version)}:
             self.on_change(relay)
 
@@ -186,7 +186,7 @@ def is_consumer(key: Key) -> bool:
     return key[1].startswith(_CONSUMER)
 
 
-def _matters(kind: Kind, before: Object, found: Object) -> bool:
+def _is_relevant(kind: Kind, before: Object, found: Object) -> bool:
     if kind == POD:
         return relay_pod(before) != relay_pod(found)
     if kind == CONSUMER_POD:

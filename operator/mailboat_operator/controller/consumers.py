@@ -31,7 +31,7 @@ class Consumers:
     client: RelayClient
     status_writer: StatusWriter
     metrics: Metrics
-    patience: PollTimeouts
+    timeouts: PollTimeouts
     interval: float
     wall_clock: Callable[[], float] = time.time
     _polls: dict[Key, PodPoll[ConsumerReport]] = field(default_factory=dict, init=False)
@@ -39,18 +39,18 @@ class Consumers:
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile one subscription. Return the seconds until the next run; None: wait for an event."""
-        for gone in self.status_writer.forget_deleted(key):
+        for deleted in self.status_writer.forget_deleted(key):
             self._polls.pop(key, None)
-            self._dead.forget(gone["metadata"]["uid"])
+            self._dead.forget(deleted["metadata"]["uid"])
         if not (subscriptions := self.cache.subscriptions_of(key)):
             return None  # pods refer to a subscription that does not exist, or that reads an outbox
         (found,) = subscriptions
-        read = parse_subscription(found)
+        parsed = parse_subscription(found)
         metadata, before = found["metadata"], found.get("status") or {}
         name = f"{metadata['namespace']}/{metadata['name']}"
         pods = [pod for pod in self.cache.consumer_pods_of(key) if pod.alive]
-        polling = self._polls.setdefault(key, PodPoll(self.patience, "pods"))
-        answers = await polling.poll(pods, lambda pod: self.client.consumer_status(pod, name))
+        poll = self._polls.setdefault(key, PodPoll(self.timeouts, "pods"))
+        answers = await poll.poll(pods, lambda pod: self.client.consumer_status(pod, name))
         reports = {
             pod.uid: answer.report for pod, answer in zip(pods, answers, strict=True) if answer.report is not None
         }
@@ -59,8 +59,8 @@ class Consumers:
         facts = ConsumerFacts(
             generation=metadata.get("generation", 0),
             before=before,
-            subscription=read.subscription,
-            problem=read.problem,
+            subscription=parsed.subscription,
+            problem=parsed.problem,
             answers=answers,
             dead=self._dead.count(metadata["uid"], before.get("dead", 0), dead, created),
         )

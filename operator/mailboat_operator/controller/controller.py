@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mailboat_operator.controller.cache import ResourceCache, is_consumer
-from mailboat_operator.controller.children import ChildApplier, StillThere
+from mailboat_operator.controller.children import ChildApplier, DeletionPending
 from mailboat_operator.controller.consumers import Consumers
 from mailboat_operator.controller.kopf_feed import KopfFeed, Selection
 from mailboat_operator.controller.reconcile import Reconciler
@@ -49,7 +49,7 @@ from mailboat_operator.kube.client import (
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.poll import PollTimeouts
-from mailboat_operator.relays.signing_keys import Signing
+from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources import CHILD_KINDS
 from mailboat_operator.resources.pod import RelayImage
@@ -68,7 +68,7 @@ _RELAY_FEED: Final = (
 _CONSUMER_FEED: Final = (Selection(CONSUMER_POD, SUBSCRIPTION_LABEL),)
 """A feed of its own, since a kopf process has one label selector per resource."""
 _SELECTIONS: Final = (*_RELAY_FEED, *_CONSUMER_FEED)
-_OBSTRUCTED: Final = 6
+_BLOCKED_RETRY: Final = 6
 """Status intervals until a blocked child is retried. Others must remove the cause: a taken name, a quota, a policy."""
 
 
@@ -101,23 +101,23 @@ class ControllerSettings:
     def timeouts(self) -> PollTimeouts:
         return PollTimeouts(
             silence=max(3 * self.status_interval, 3.0),
-            following=max(6 * self.status_interval, 5.0),
-            asking=max(2 * self.relay_timeout, 10.0),
+            assignment=max(6 * self.status_interval, 5.0),
+            poll=max(2 * self.relay_timeout, 10.0),
         )
 
 
-async def run_controller(kube: Kube, settings: ControllerSettings, signing: Signing, metrics: Metrics) -> None:
+async def run_controller(kube: Kube, settings: ControllerSettings, signer: Signer, metrics: Metrics) -> None:
     """Run until cancelled. Raise only on errors that a retry can't resolve."""
     kube.on_request = metrics.on_request
     cache = ResourceCache()
-    async with RelayClient(signing, timeout=settings.relay_timeout) as client:
+    async with RelayClient(signer, timeout=settings.relay_timeout) as client:
         status_writer = StatusWriter(kube, cache, metrics, settings.instance)
         reconciler = Reconciler(
             cache,
-            ChildApplier(kube, cache, metrics, _OBSTRUCTED * settings.status_interval),
+            ChildApplier(kube, cache, metrics, _BLOCKED_RETRY * settings.status_interval),
             RelayStates(client, metrics, settings.timeouts),
             status_writer,
-            signing,
+            signer,
             settings.image,
             settings.status_interval,
         )
@@ -185,11 +185,11 @@ class Controller:
 
     # ---- events of the feed ----------------------------------------------------------------------------------------
 
-    def object_seen(self, kind: Kind, found: Object) -> None:
-        self.cache.saw(kind, found)
+    def object_updated(self, kind: Kind, found: Object) -> None:
+        self.cache.store(kind, found)
 
-    def object_deleted(self, kind: Kind, gone: Object) -> None:
-        self.cache.lost(kind, gone)
+    def object_deleted(self, kind: Kind, deleted: Object) -> None:
+        self.cache.remove(kind, deleted)
 
     def watch_opened(self, kind: Kind, namespace: str | None) -> None:
         scope = self._scopes[namespace]
@@ -228,7 +228,7 @@ class Controller:
     async def _until_served(self) -> None:
         """Wait until discovery contains the custom resources: kopf runs discovery only once."""
         for attempt in itertools.count():
-            if await self.kube.is_known(RELAY) and await self.kube.is_known(SUBSCRIPTION):
+            if await self.kube.is_served(RELAY) and await self.kube.is_served(SUBSCRIPTION):
                 return
             await asyncio.sleep(self.settings.backoff.delay(attempt))
 
@@ -251,7 +251,7 @@ class Controller:
                 scope.unlisted.discard(selection)
 
     def _queue_all(self, scope: _WatchScope) -> int:
-        keys = [key for key in (*self.cache.relays(), *self.cache.asked_for()) if scope.has(key[0])]
+        keys = [key for key in (*self.cache.relays(), *self.cache.referenced_by_pods()) if scope.has(key[0])]
         for key in keys:
             self._key_changed(key)
         return len(keys)
@@ -261,7 +261,7 @@ class Controller:
         for attempt in itertools.count():
             try:
                 listed = await self.kube.list(selection.kind, scope.namespace, selection.labels)
-                self.cache.listed(selection.kind, listed, scope.namespace)
+                self.cache.apply_list(selection.kind, listed, scope.namespace)
                 return
             except KubeError as error:
                 delay = max(self.settings.backoff.delay(attempt), error.retry_after or 0.0)
@@ -272,9 +272,9 @@ class Controller:
     async def _work(self) -> None:
         while True:
             key = await self._queue.next()
-            began = time.perf_counter()
+            started = time.perf_counter()
             try:
-                again = await (self.consumers if is_consumer(key) else self.reconciler).reconcile(key)
+                requeue_after = await (self.consumers if is_consumer(key) else self.reconciler).reconcile(key)
             except KubeError as error:
                 self._requeue(key, error)
             except Exception:
@@ -284,12 +284,12 @@ class Controller:
                 self._queue.failed(key)
             else:
                 self.metrics.reconciles.labels("done").inc()
-                self._queue.succeeded(key, None if again is None else again * random.uniform(0.9, 1.1))
-            self.metrics.reconcile_seconds.observe(time.perf_counter() - began)
+                self._queue.succeeded(key, None if requeue_after is None else requeue_after * random.uniform(0.9, 1.1))
+            self.metrics.reconcile_seconds.observe(time.perf_counter() - started)
 
     def _requeue(self, key: Key, error: KubeError) -> None:
         delay = self._queue.failed(key, error.retry_after)
-        expected = isinstance(error, Conflict | StillThere)
+        expected = isinstance(error, Conflict | DeletionPending)
         self.metrics.reconciles.labels("conflict" if expected else "unavailable").inc()
         log.log(
             logging.INFO if expected else logging.WARNING,

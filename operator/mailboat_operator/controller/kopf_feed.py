@@ -62,10 +62,10 @@ class Selection:
 class FeedListener(Protocol):
     """Receiver of the feed. All methods are called in the operator's event loop."""
 
-    def object_seen(self, kind: Kind, found: Object) -> None:
+    def object_updated(self, kind: Kind, found: Object) -> None:
         """Receive an object that was listed, created or changed."""
 
-    def object_deleted(self, kind: Kind, gone: Object) -> None:
+    def object_deleted(self, kind: Kind, deleted: Object) -> None:
         """Receive the last version of an object that was deleted or left the selection."""
 
     def watch_opened(self, kind: Kind, namespace: str | None) -> None:
@@ -132,10 +132,10 @@ class KopfFeed:
             self._stop.set()
             await asyncio.shield(asyncio.to_thread(thread.join, _STOP_WITHIN))
 
-    async def _operator(self, ours: asyncio.AbstractEventLoop) -> None:
+    async def _operator(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             await kopf.operator(
-                registry=self._registry(ours),
+                registry=self._registry(loop),
                 settings=self._settings(),
                 standalone=True,
                 clusterwide=not self._namespaces,
@@ -145,7 +145,7 @@ class KopfFeed:
         finally:
             await self._connections.close()
 
-    def _registry(self, ours: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+    def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
 
         @kopf.on.login(registry=registry)
@@ -154,32 +154,32 @@ class KopfFeed:
             if self._logins:
                 await asyncio.sleep(_LOGIN_EVERY)
             self._logins += 1
-            access = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._kube.access(), ours))
+            access = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._kube.access(), loop))
             credentials = kopf.ConnectionInfo(**access)
             session = self._connections.session(
                 credentials.as_ssl_context(),
                 credentials.as_http_headers(),
-                [self._trace(ours, URL(credentials.server).path)],
+                [self._trace(loop, URL(credentials.server).path)],
             )
             return kopf.AiohttpSession(server=credentials.server, aiohttp_session=session)
 
         for selection in self._selections:
             kopf.on.event(selection.kind.api_version, selection.kind.plural, registry=registry)(
-                self._handler(ours, selection.kind)
+                self._handler(loop, selection.kind)
             )
         return registry
 
-    def _handler(self, ours: asyncio.AbstractEventLoop, kind: Kind) -> Any:
+    def _handler(self, loop: asyncio.AbstractEventLoop, kind: Kind) -> Any:
         async def handle(event: Any, **_: Any) -> None:
             if not self._stop.is_set():
                 deleted = event["type"] == "DELETED"
-                receive = self._listener.object_deleted if deleted else self._listener.object_seen
-                ours.call_soon_threadsafe(receive, kind, _plain(kind, event["object"]))
+                receive = self._listener.object_deleted if deleted else self._listener.object_updated
+                loop.call_soon_threadsafe(receive, kind, _plain(kind, event["object"]))
 
         handle.__name__ = f"{kind.plural}"
         return handle
 
-    def _trace(self, ours: asyncio.AbstractEventLoop, server: str) -> aiohttp.TraceConfig:
+    def _trace(self, loop: asyncio.AbstractEventLoop, server: str) -> aiohttp.TraceConfig:
         """Observe the requests of kopf to the API server at this address, which may have a path of its own."""
         trace = aiohttp.TraceConfig()
         prefix = URL(server).path.rstrip("/")
@@ -195,29 +195,29 @@ class KopfFeed:
                 await asyncio.sleep(max(pause, 0.0))
 
         async def end(_: Any, __: SimpleNamespace, request: aiohttp.TraceRequestEndParams) -> None:
-            self._done(ours, request.url, path_of(request.url), str(request.response.status))
+            self._done(loop, request.url, path_of(request.url), str(request.response.status))
 
         async def fail(_: Any, __: SimpleNamespace, request: aiohttp.TraceRequestExceptionParams) -> None:
-            self._done(ours, request.url, path_of(request.url), "error")
+            self._done(loop, request.url, path_of(request.url), "error")
 
         trace.on_request_start.append(start)
         trace.on_request_end.append(end)
         trace.on_request_exception.append(fail)
         return trace
 
-    def _done(self, ours: asyncio.AbstractEventLoop, url: URL, path: str, code: str) -> None:
+    def _done(self, loop: asyncio.AbstractEventLoop, url: URL, path: str, code: str) -> None:
         if path not in self._paths or self._stop.is_set():
             return
         kind, namespace = self._paths[path]
         verb = "watch" if "watch" in url.query else "list"
-        ours.call_soon_threadsafe(self._listener.request_done, verb, kind, namespace, code)
+        loop.call_soon_threadsafe(self._listener.request_done, verb, kind, namespace, code)
         if code != "200":
             return
         if verb == "list":
             self._listed.add(path)
         elif path in self._listed:
             self._listed.discard(path)
-            ours.call_soon_threadsafe(self._listener.watch_opened, kind, namespace)
+            loop.call_soon_threadsafe(self._listener.watch_opened, kind, namespace)
 
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()

@@ -10,7 +10,7 @@ from mailboat_operator.kube.client import Key, Object
 from mailboat_operator.relays.assignment import Work
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer
-from mailboat_operator.resources.configmap import Configuration, Item, item_as_known
+from mailboat_operator.resources.configmap import Configuration, Item, raw_item
 from mailboat_operator.resources.deployment import selector_labels
 from mailboat_operator.resources.pod import child_name, database_secrets, secrets_in, secrets_of, sink_secrets
 from mailboat_spec import EventSubscription, OutboxRelay, Runtime
@@ -56,7 +56,7 @@ class Observation:
     @property
     def items(self) -> list[Item]:
         """One configuration item per subscription."""
-        kept = [item_as_known(each.last_valid) for each in self.subscriptions if each.last_valid is not None]
+        kept = [raw_item(each.last_valid) for each in self.subscriptions if each.last_valid is not None]
         valid = (each.parsed.item for each in self.subscriptions if each.last_valid is None)
         return [*kept, *(each for each in valid if each is not None)]
 
@@ -89,7 +89,7 @@ class Observation:
         return [answer for pod, answer in zip(self.polled, self.answers, strict=True) if pod.alive]
 
     @property
-    def held(self) -> str:
+    def hold_reason(self) -> str:
         """Why relays get no new configuration; empty if they do."""
         lost = [each.parsed.found["metadata"]["name"] for each in self.subscriptions if each.lost]
         if not lost:

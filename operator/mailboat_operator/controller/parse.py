@@ -15,9 +15,9 @@ from mailboat_operator.relays.reports import Answer
 from mailboat_operator.resources.configmap import (
     Configuration,
     Item,
+    contains_name,
     is_named,
     item,
-    knows_by_name,
     last_valid_form,
 )
 from mailboat_operator.resources.pod import relay_of
@@ -37,9 +37,9 @@ class ParsedSubscription:
 
 
 def find_last_valid_form(
-    found: Object, relay: str, written: Configuration | None, told: Configuration | None, answers: Sequence[Answer]
+    found: Object, relay: str, written: Configuration | None, pushed: Configuration | None, answers: Sequence[Answer]
 ) -> tuple[Object | None, bool]:
-    """Find the last valid form in the ConfigMap (``written``), else in the last pushed configuration (``told``).
+    """Find the last valid form in the ConfigMap (``written``), else in the last pushed configuration (``pushed``).
 
     Return the form, as written, and whether it is lost: relays have the subscription, but no form can be found.
 
@@ -49,18 +49,18 @@ def find_last_valid_form(
     """
     metadata = found["metadata"]
     namespace, name = metadata["namespace"], metadata["name"]
-    for each in (written, told):
+    for each in (written, pushed):
         form = last_valid_form(each, metadata["uid"])
         if form is not None and is_named(form, namespace, name):
             return form, False
-    if told is not None or knows_by_name(written, namespace, name):  # left out by the operator, or a predecessor's
+    if pushed is not None or contains_name(written, namespace, name):  # left out by the operator, or a predecessor's
         return None, False
     if written is None and (found.get("status") or {}).get("partitions"):
         return None, True
     reports = [answer.report for answer in answers if answer.report is not None]
     return None, any(
-        (known := report.relay(relay)) is not None
-        and known.subscription(f"{namespace}/{name}") is not None
+        (status := report.relay(relay)) is not None
+        and status.subscription(f"{namespace}/{name}") is not None
         and (report.config.version or 0) >= (written.version if written is not None else 0)
         for report in reports
     )
@@ -90,7 +90,7 @@ class SubscriptionParser:
     """Parser for the subscriptions of one relay, with a cache."""
 
     def __init__(self) -> None:
-        self._read: dict[str, tuple[object, ParsedSubscription]] = {}
+        self._cache: dict[str, tuple[object, ParsedSubscription]] = {}
         """By uid: the result, with everything that it depends on."""
 
     def read(self, relay: OutboxRelay | None, found: Sequence[Object]) -> list[ParsedSubscription]:
@@ -101,12 +101,12 @@ class SubscriptionParser:
         for each in found:
             metadata = each["metadata"]
             mark = (metadata["resourceVersion"], first)
-            known = self._read.get(metadata["uid"])
-            result = known[1] if known is not None and known[0] == mark else _read_subscription(each, first)
+            cached = self._cache.get(metadata["uid"])
+            result = cached[1] if cached is not None and cached[0] == mark else _read_subscription(each, first)
             read[metadata["uid"]] = (mark, result)
             if serves_one and not first and result.subscription is not None:
                 first = metadata["name"]
-        self._read = read
+        self._cache = read
         return [result for _, result in read.values()]
 
 

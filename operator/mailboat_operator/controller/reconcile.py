@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.children import ChildApplier, obstacle_of_rights
+from mailboat_operator.controller.children import ChildApplier, forbidden_blocker
 from mailboat_operator.controller.observation import Observation, ObservedSubscription
 from mailboat_operator.controller.parse import (
     ParsedSubscription,
@@ -39,7 +39,7 @@ from mailboat_operator.kube.client import (
     Throttled,
 )
 from mailboat_operator.relays.reports import Answer, partitions_of
-from mailboat_operator.relays.signing_keys import Signing
+from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import (
@@ -51,7 +51,7 @@ from mailboat_operator.resources.configmap import (
 )
 from mailboat_operator.resources.ownership import Owner, owner_of
 from mailboat_operator.resources.pod import RelayImage
-from mailboat_operator.status.conditions import EventNote, Obstacle
+from mailboat_operator.status.conditions import Blocker, EventNote
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
 from mailboat_spec import OutboxRelay, Reason, Runtime
 
@@ -67,8 +67,8 @@ _STUCK: Final = 5
 class Result:
     """Result of applying and pushing."""
 
-    obstacle: Obstacle | None = None
-    obstructed: Collection[Kind] = ()
+    blocker: Blocker | None = None
+    blocked: Collection[Kind] = ()
     """Kinds of children that are not in the desired state."""
     version: int = 0
     """Version of the configuration that relays should run."""
@@ -84,7 +84,7 @@ class Reconciler:
     children: ChildApplier
     relays: RelayStates
     status_writer: StatusWriter
-    signing: Signing
+    signer: Signer
     image: RelayImage
     interval: float
     wall_clock: Callable[[], float] = time.time
@@ -110,7 +110,7 @@ class Reconciler:
         except KubeError as failure:
             error = failure
             result = self._stuck_result(key, failure)
-        await self.status_writer.write(observed, result.obstacle, result.version)
+        await self.status_writer.write(observed, result.blocker, result.version)
         if error is not None:
             raise error
         return self._next_run(observed, result)
@@ -134,8 +134,8 @@ class Reconciler:
 
     async def _own_config_map(self, key: Key, found: Object) -> Object | None:
         live = await self.children.find(CONFIG_MAP, key)
-        ours = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OURS
-        return live if ours else None
+        own = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OWN
+        return live if own else None
 
     def _observed(
         self, key: Key, parsed: ParsedSubscription, written: Configuration | None, answers: Sequence[Answer]
@@ -143,8 +143,8 @@ class Reconciler:
         """Return the form that relays should run. If the spec is invalid, relays keep the last valid form."""
         if parsed.subscription is not None:
             return ObservedSubscription(parsed, parsed.subscription)
-        told = self.relays.pushed_config(key)
-        form, lost = find_last_valid_form(parsed.found, "/".join(key), written, told, answers)
+        pushed = self.relays.pushed_config(key)
+        form, lost = find_last_valid_form(parsed.found, "/".join(key), written, pushed, answers)
         subscription = parse_subscription(form).subscription if form is not None else None
         return ObservedSubscription(parsed, subscription, form, lost)
 
@@ -166,21 +166,21 @@ class Reconciler:
         relay = observed.relay
         if relay is None:
             return Result()
-        if observed.held:
-            return Result(Obstacle(Reason.CONFIGURATION_HELD, observed.held))
+        if observed.hold_reason:
+            return Result(Blocker(Reason.CONFIGURATION_HELD, observed.hold_reason))
         configuration, excess = await asyncio.to_thread(self._next_configuration, observed, relay)
         if excess:
-            return Result(Obstacle(Reason.CONFIGURATION_HELD, excess))
-        wanted = desired(relay, observed.secrets, configuration, self.signing.public_keys(), self.image)
-        applied = await self.children.apply(relay, wanted)
+            return Result(Blocker(Reason.CONFIGURATION_HELD, excess))
+        children = desired(relay, observed.secrets, configuration, self.signer.public_keys(), self.image)
+        applied = await self.children.apply(relay, children)
         await self.status_writer.write_events(RELAY, observed.found, applied.events)
-        if not applied.obstructed and (relay.spec.runtime is Runtime.DEPLOYMENT or observed.sidecar_works):
-            await self.children.remove(relay, [kind for kind in CHILD_KINDS if kind not in wanted])
+        if not applied.blocked and (relay.spec.runtime is Runtime.DEPLOYMENT or observed.sidecar_works):
+            await self.children.remove(relay, [kind for kind in CHILD_KINDS if kind not in children])
         # Push only a configuration that a restarted relay finds in the ConfigMap.
-        settled = CONFIG_MAP in applied.obstructed or await self._push(observed, configuration)
+        settled = CONFIG_MAP in applied.blocked or await self._push(observed, configuration)
         if applied.failed is not None:
             raise applied.failed
-        return Result(applied.obstacle, applied.obstructed, configuration.version, settled)
+        return Result(applied.blocker, applied.blocked, configuration.version, settled)
 
     def _next_configuration(self, observed: Observation, relay: OutboxRelay) -> tuple[Configuration, str]:
         """Return the desired configuration, and why it can't be stored (empty if it can). Takes a while if large."""
@@ -193,7 +193,7 @@ class Reconciler:
         key, polled, answers = observed.key, observed.polled, observed.answers
         pushed = await self.relays.push_config(key, polled, answers, configuration)
         moving = await self.relays.push_assignment(key, observed.work, polled, answers, configuration)
-        return not (pushed.on_its_way or moving)
+        return not (pushed.in_flight or moving)
 
     # ---- failures and the next run ---------------------------------------------------------------------------------
 
@@ -206,12 +206,12 @@ class Reconciler:
         if self._failures[key] < _STUCK or isinstance(error, Throttled):
             raise error
         if isinstance(error, Forbidden):
-            return Result(obstacle_of_rights(str(error)))
-        return Result(Obstacle(Reason.PROGRESSING, f"The operator can't finish its work, and tries again: {error}."))
+            return Result(forbidden_blocker(str(error)))
+        return Result(Blocker(Reason.PROGRESSING, f"The operator can't finish its work, and tries again: {error}."))
 
     def _next_run(self, observed: Observation, result: Result) -> float:
-        if CONFIG_MAP in result.obstructed or (result.obstructed and not observed.polled):
-            return self.children.patience
+        if CONFIG_MAP in result.blocked or (result.blocked and not observed.polled):
+            return self.children.retry_interval
         if not observed.polled:
             return _WITHOUT_PODS
         return self.interval if result.settled else min(self.interval, _SOON)

@@ -33,7 +33,7 @@ from mailboat_operator.kube.client import (
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.resources.deployment import replica_failure, rollout_failure
 from mailboat_operator.resources.pod import sink_secrets
-from mailboat_operator.status.conditions import EventNote, Obstacle, condition_events, overdue
+from mailboat_operator.status.conditions import Blocker, EventNote, condition_events, overdue
 from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
 from mailboat_spec import FIELD_MANAGER, ConditionType, Reason
@@ -44,12 +44,12 @@ _SLOW: Final = frozenset({"rate"})
 """Fields that change constantly while events flow: on their own they are patched only now and then."""
 _COUNTERS_EVERY: Final = 60.0
 """Seconds between two patches that change only counters."""
-_SAME_NEWS_EVERY: Final = 600.0
+_REPEAT_EVENT_AFTER: Final = 600.0
 _LONGEST_NOTE: Final = 1024
 _BATCH: Final = 20
 """Statuses built before other tasks get a turn: some milliseconds."""
 _BEFORE_RELAYS: Final = frozenset({Reason.CONFIGURATION_HELD, Reason.PROGRESSING})
-"""Reasons of obstacles that keep a configuration from relays."""
+"""Reasons of blockers that keep a configuration from relays."""
 
 
 @dataclass(slots=True)
@@ -65,14 +65,14 @@ class StatusWriter:
     wall_clock: Callable[[], float] = time.time
     _written: dict[str, float] = field(default_factory=dict, init=False)
     """Time of the last status write, by uid."""
-    _told: dict[tuple[str, EventNote], float] = field(default_factory=dict, init=False)
+    _sent: dict[tuple[str, EventNote], float] = field(default_factory=dict, init=False)
     """Time of each event, by uid and content."""
 
-    async def write(self, observed: Observation, obstacle: Obstacle | None, version: int) -> None:
+    async def write(self, observed: Observation, blocker: Blocker | None, version: int) -> None:
         """Write the statuses of all subscriptions, then that of the relay. Raises ``KubeError``."""
         now = datetime.fromtimestamp(self.wall_clock(), UTC)
         delayed: KubeError | None = None
-        unreached = obstacle is not None and obstacle.reason in _BEFORE_RELAYS
+        unreached = blocker is not None and blocker.reason in _BEFORE_RELAYS
         behind = unreached or observed.is_behind(version)
         for number, each in enumerate(observed.subscriptions):
             if number % _BATCH == 0:
@@ -83,11 +83,11 @@ class StatusWriter:
                 raise
             except KubeError as error:  # concerns this subscription only; still report the others and the relay
                 delayed = error
-        await self._write_relay(observed, obstacle, now)
+        await self._write_relay(observed, blocker, now)
         if delayed is not None:
             raise delayed
 
-    async def _write_relay(self, observed: Observation, obstacle: Obstacle | None, now: datetime) -> None:
+    async def _write_relay(self, observed: Observation, blocker: Blocker | None, now: datetime) -> None:
         deployment = self.cache.child(DEPLOYMENT, observed.key)
         secrets = observed.secrets
         facts = RelayFacts(
@@ -96,13 +96,13 @@ class StatusWriter:
             before=observed.found.get("status") or {},
             relay=observed.relay,
             problem=observed.problem,
-            obstacle=obstacle,
+            blocker=blocker,
             uncreated=replica_failure(deployment),
             halted=rollout_failure(deployment),
             pods=observed.pods,
             answers=observed.running_answers,
             subscriptions=len(observed.subscriptions),
-            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.sees(each) for each in secrets)],
+            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.mounts(each) for each in secrets)],
             selector=observed.selector,
         )
         self.metrics.without_sidecar.labels(*observed.key).set(sum(pod.lacks_sidecar for pod in observed.pods))
@@ -131,7 +131,7 @@ class StatusWriter:
             relay_exists=True,
             problem=each.parsed.problem,
             answers=observed.running_answers,
-            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.sees(name) for name in needed)],
+            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.mounts(name) for name in needed)],
         )
         status = subscription_status(facts, now)
         self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", math.nan))
@@ -144,17 +144,17 @@ class StatusWriter:
         self.metrics.ready.labels(kind.plural, metadata["namespace"], metadata["name"]).set(ready)
         before = found.get("status") or {}
         due = self.clock() - self._written.get(metadata["uid"], float("-inf")) >= _COUNTERS_EVERY
-        patch = status_patch(before, status, only_counters_may=due)
+        patch = status_patch(before, status, allow_counters_only=due)
         if patch is None:
             return
         try:
             written = await self.kube.patch_status(kind, found, patch)
         except NotFound:
-            self.cache.missing(kind, found)  # deleted, but the deletion event has not arrived yet
+            self.cache.remove_not_found(kind, found)  # deleted, but the deletion event has not arrived yet
             return
         self._written[metadata["uid"]] = self.clock()
         self.metrics.status_patches.labels(kind.plural).inc()
-        self.cache.saw(kind, written)
+        self.cache.store(kind, written)
         await self.write_events(kind, found, condition_events(before.get("conditions") or (), status["conditions"]))
 
     async def write_events(self, kind: Kind, found: Object, items: Iterable[EventNote]) -> None:
@@ -162,10 +162,10 @@ class StatusWriter:
         for item in items:
             mark = (found["metadata"]["uid"], item)
             now = self.clock()
-            if now - self._told.get(mark, float("-inf")) < _SAME_NEWS_EVERY:
+            if now - self._sent.get(mark, float("-inf")) < _REPEAT_EVENT_AFTER:
                 continue
-            self._told = {each: at for each, at in self._told.items() if now - at < _SAME_NEWS_EVERY}
-            self._told[mark] = now
+            self._sent = {each: at for each, at in self._sent.items() if now - at < _REPEAT_EVENT_AFTER}
+            self._sent[mark] = now
             try:
                 await self.kube.create(EVENT, _event(kind, found, item, self.instance))
             except KubeError as error:
@@ -173,23 +173,23 @@ class StatusWriter:
 
     def forget_deleted(self, key: Key) -> list[Object]:
         """Drop metrics and write times of the resources deleted since the last call, and return these resources."""
-        deleted = self.cache.departed(key)
-        for gone in deleted:
-            metadata = gone["metadata"]
+        deleted = self.cache.take_deleted(key)
+        for resource in deleted:
+            metadata = resource["metadata"]
             self._written.pop(metadata["uid"], None)
-            of_subscription = gone["kind"] == SUBSCRIPTION.name
+            of_subscription = resource["kind"] == SUBSCRIPTION.name
             forget = self.metrics.forget_subscription if of_subscription else self.metrics.forget_relay
             forget(metadata["namespace"], metadata["name"])
         return deleted
 
 
 def status_patch(
-    before: Mapping[str, Any], after: Mapping[str, Any], *, only_counters_may: bool
+    before: Mapping[str, Any], after: Mapping[str, Any], *, allow_counters_only: bool
 ) -> dict[str, Any] | None:
     """Return the patch, or None. A removed field is set to null, as merge patches require."""
     patch: dict[str, Any] = {key: value for key, value in after.items() if before.get(key) != value}
     patch.update({key: None for key in before if key not in after})
-    if not patch or (not only_counters_may and patch.keys() <= _SLOW):
+    if not patch or (not allow_counters_only and patch.keys() <= _SLOW):
         return None
     return patch
 

@@ -77,12 +77,12 @@ class WorkQueue(Generic[K]):
             except TimeoutError:
                 pass
 
-    def succeeded(self, key: K, again_after: float | None = None) -> None:
+    def succeeded(self, key: K, requeue_after: float | None = None) -> None:
         """Mark a key as done; optionally queue it again after a delay."""
         self._failures.pop(key, None)
         self._release(key)
-        if again_after is not None:
-            self.add(key, again_after)
+        if requeue_after is not None:
+            self.add(key, requeue_after)
 
     def failed(self, key: K, retry_after: float | None = None) -> float:
         """Requeue a failed key and return the delay in seconds."""

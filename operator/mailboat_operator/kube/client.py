@@ -202,7 +202,7 @@ class Kube:
         answer = await self._json("GET", _VERSION, "/version")
         return int(answer["major"]), int("".join(filter(str.isdigit, answer["minor"])) or 0)
 
-    async def is_known(self, kind: Kind) -> bool:
+    async def is_served(self, kind: Kind) -> bool:
         """Return whether discovery contains the kind. While a CRD is being established, lists work a moment earlier."""
         group = kind.api_version.partition("/")[0]
         groups = await self._json("GET", _GROUPS, "/apis")

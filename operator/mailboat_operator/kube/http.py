@@ -16,8 +16,8 @@ from typing import Final
 
 import aiohttp
 
-_LOOKS: Final = 200
-_LOOK_EVERY: Final = 0.01
+_CHECKS: Final = 200
+_CHECK_EVERY: Final = 0.01
 """Seconds. Only the event loop itself has to run, so a few checks are enough."""
 
 
@@ -58,7 +58,7 @@ class ClosableConnections:
         for each in self._open:
             with suppress(OSError):  # not connected yet, or already disconnected
                 each.shutdown(socket.SHUT_RDWR)
-        for _ in range(_LOOKS):
+        for _ in range(_CHECKS):
             if not self._open:
                 return
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_CHECK_EVERY)

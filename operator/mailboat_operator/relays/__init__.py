@@ -9,7 +9,7 @@ States of a relay pod, by its answers to ``GET /status``:
 States of an assignment:
 
     none        no relay has built a subscription, or none can serve it
-    pushed      sent to one relay, which stores it in the database for all; pushed again after ``following``
+    pushed      sent to one relay, which stores it in the database for all; pushed again after a timeout
     held        every partition is reported by its owner
 
 All state here is lost with the process. The next leader polls the relays and continues from their reports.

@@ -79,16 +79,16 @@ def next_generation(plan: Plan | None, now_ms: int) -> int:
     return max(plan.generation + 1 if plan is not None else 0, now_ms)
 
 
-def worth_pushing(wanted: Owners, reported: Owners, plan: Plan | None, now: float, patience: float) -> bool:
+def needs_push(desired: Owners, reported: Owners, plan: Plan | None, now: float, timeout: float) -> bool:
     """Return whether to push: not if relays hold the assignment, and not again before they had time to follow it."""
-    if not wanted or all(reported.get(partition) == pod for partition, pod in wanted.items()):
+    if not desired or all(reported.get(partition) == pod for partition, pod in desired.items()):
         return False
-    return plan is None or plan.owners != wanted or now - plan.at > patience
+    return plan is None or plan.owners != desired or now - plan.at > timeout
 
 
-def assignment_of(wanted: Owners, generation: int, namespace: str) -> AssignmentRequest:
+def assignment_of(desired: Owners, generation: int, namespace: str) -> AssignmentRequest:
     """Return the body of ``PUT /assignment``, in which pods are named by relay id."""
     subscriptions: dict[str, dict[int, str]] = defaultdict(dict)
-    for (name, number), pod in sorted(wanted.items()):
+    for (name, number), pod in sorted(desired.items()):
         subscriptions[name][number] = f"{namespace}/{pod}"
     return AssignmentRequest(generation=generation, subscriptions=subscriptions)

@@ -16,7 +16,7 @@ import aiohttp
 from mailboat_operator.http_server import Memory
 from mailboat_operator.relays.pods import ConsumerPod, PolledPod, RelayPod
 from mailboat_operator.relays.reports import Answer, ConsumerAnswer, Partitions, bounded, largest_report
-from mailboat_operator.relays.signing_keys import Signing
+from mailboat_operator.relays.signing_keys import Signer
 from mailboat_spec.assignment import AssignmentRequest
 from mailboat_spec.consumer_report import LARGEST_REPORT, read_consumer_reports
 from mailboat_spec.names import CONSUMER_PORT_NAME
@@ -38,17 +38,17 @@ class PushResponse:
     text: str
 
     @property
-    def taken(self) -> bool:
+    def accepted(self) -> bool:
         return self.code == 200
 
 
 class RelayClient:
     """HTTP client of the operator. It bounds the memory of answers; ``RelayStates`` bounds the number of calls."""
 
-    def __init__(self, signing: Signing, *, timeout: float = 3.0) -> None:
-        self._signing = signing
+    def __init__(self, signer: Signer, *, timeout: float = 3.0) -> None:
+        self._signer = signer
         self._timeout = aiohttp.ClientTimeout(total=timeout)
-        self._memory = Memory(_MEMORY, most_waiting=sys.maxsize)
+        self._memory = Memory(_MEMORY, max_waiters=sys.maxsize)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -99,7 +99,7 @@ class RelayClient:
         return await self._put(pod, "/assignment", pack(assignment.model_dump_json()))
 
     async def _put(self, pod: RelayPod, path: str, body: bytes) -> PushResponse:
-        token = self._signing.token(pod.audience, "PUT", path, body)
+        token = self._signer.token(pod.audience, "PUT", path, body)
         headers = {"Authorization": f"Bearer {token}"}
         code, content = await self._call("PUT", pod, path, body, _LARGEST_ERROR, headers)
         return PushResponse(code, content.decode(errors="replace"))

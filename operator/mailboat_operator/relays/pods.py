@@ -9,10 +9,10 @@ from typing import Any, Final
 from mailboat_operator.resources.pod import CONTAINER, PORT, chosen_port, is_injected, is_relay_pod, secret_volume
 from mailboat_spec.names import CONSUMER_PORT_NAME, INJECT_ANNOTATION
 
-_ON_THE_WAY: Final = frozenset({"ContainerCreating", "PodInitializing", None, ""})
+_STARTING: Final = frozenset({"ContainerCreating", "PodInitializing", None, ""})
 _NO_IMAGE: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _OUT_OF_MEMORY: Final = "OOMKilled"
-_LONGEST_TROUBLE: Final = 200
+_LONGEST_PROBLEM: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RelayPod(PolledPod):
     finished: bool
     ready: bool
     volumes: frozenset[str]
-    trouble: str = ""
+    problem: str = ""
     """Kubernetes' reason why the relay does not start, or how it ended; empty if there is none."""
 
     @property
@@ -66,7 +66,7 @@ class RelayPod(PolledPod):
         """Whether the pod requests a sidecar and has none."""
         return not (self.own or self.has_relay or self.opted_out or self.terminating or self.finished)
 
-    def sees(self, secret: str) -> bool:
+    def mounts(self, secret: str) -> bool:
         """Return whether the pod has a volume for the Secret. The Secret itself may still be missing."""
         return secret_volume(secret) in self.volumes
 
@@ -120,18 +120,18 @@ def relay_pod(pod: Mapping[str, Any]) -> RelayPod:
             for condition in status.get("conditions") or ()
         ),
         volumes=frozenset(volume["name"] for volume in spec.get("volumes") or ()),
-        trouble=_trouble(spec, status),
+        problem=_problem(spec, status),
     )
 
 
-def _trouble(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+def _problem(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     """Return the scheduler's reason, else the kubelet's.
 
     The text is constant: the kubelet alternates between pulling or restarting and waiting.
     """
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return _words("can't be scheduled", condition)
+            return _with_reason("can't be scheduled", condition)
     relay = _relay_of(status, "initContainerStatuses", "containerStatuses")
     container = _relay_of(spec, "initContainers", "containers")
     waiting = (relay.get("state") or {}).get("waiting") or {}
@@ -140,9 +140,9 @@ def _trouble(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
         return f"the image {container.get('image')} can't be pulled"
     if ended and not relay.get("ready"):
         return _ended(ended, container)
-    if not waiting or waiting.get("reason") in _ON_THE_WAY:
+    if not waiting or waiting.get("reason") in _STARTING:
         return ""
-    return _words("can't start", waiting)
+    return _with_reason("can't start", waiting)
 
 
 def _relay_of(part: Mapping[str, Any], *lists: str) -> Mapping[str, Any]:
@@ -161,9 +161,9 @@ def _ended(ended: Mapping[str, Any], container: Mapping[str, Any]) -> str:
     return f"was killed (OOMKilled, exit code {code}, memory limit {limit or 'none'}), and is restarted: {remedy}"
 
 
-def _words(what: str, source: Mapping[str, Any]) -> str:
-    reason, message = source.get("reason") or "", str(source.get("message") or "")[:_LONGEST_TROUBLE]
-    return f"{what} ({reason}: {message})" if message else f"{what} ({reason})"
+def _with_reason(problem: str, source: Mapping[str, Any]) -> str:
+    reason, message = source.get("reason") or "", str(source.get("message") or "")[:_LONGEST_PROBLEM]
+    return f"{problem} ({reason}: {message})" if message else f"{problem} ({reason})"
 
 
 def _runs_relay(spec: Mapping[str, Any]) -> bool:

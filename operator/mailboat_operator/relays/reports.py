@@ -54,12 +54,12 @@ def pod_of(relay_id: str | None, namespace: str) -> str:
     return (relay_id or "").removeprefix(f"{namespace}/")
 
 
-def reason_given(word: str, otherwise: Reason) -> Reason:
+def parse_reason(text: str, default: Reason) -> Reason:
     """Parse a relay's machine-readable reason. A relay of another version may use unknown words."""
     try:
-        return Reason(word)
+        return Reason(text)
     except ValueError:
-        return otherwise
+        return default
 
 
 R = TypeVar("R", ProcessStatus, ConsumerReport)
@@ -75,7 +75,7 @@ class PodAnswer(Generic[R]):
     """Why the last poll brought no report; empty if it did."""
     silent: bool = False
     """The pod answered before and does not any more. ``report``, if any, is from before."""
-    trouble: str = ""
+    problem: str = ""
     """Kubernetes' reason why the pod's relay does not run; empty if there is none."""
 
 

@@ -108,7 +108,7 @@ class KeyRing:
         """Return ``operator-keys.pem``: all keys, including the old one and the one that will sign next."""
         return "".join(key.public_pem for key in self.keys)
 
-    def signing(self, now: datetime, rhythm: Rhythm = DEFAULT_RHYTHM) -> SigningKey:
+    def signing_key(self, now: datetime, rhythm: Rhythm = DEFAULT_RHYTHM) -> SigningKey:
         """Return the newest key that relays have had time to read; the oldest if there is none."""
         published = [key for key in self.keys if now >= key.made + rhythm.publish]
         return published[-1] if published else self.keys[0]
@@ -136,14 +136,14 @@ def mint(ring: KeyRing, audience: str, method: str, path: str, body: bytes, now:
         "exp": issued + int(LIFETIME.total_seconds()),
         "sha256": hashlib.sha256(body).hexdigest(),
     }
-    return jwt.encode(claims, ring.signing(now).private, algorithm="EdDSA")
+    return jwt.encode(claims, ring.signing_key(now).private, algorithm="EdDSA")
 
 
 def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class Signing:
+class Signer:
     """The key ring in use: the core signs its calls with it and publishes its public keys to relays."""
 
     def __init__(self, ring: KeyRing, now: Callable[[], datetime] = _utc_now) -> None:

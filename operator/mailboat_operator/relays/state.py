@@ -22,9 +22,9 @@ from mailboat_operator.relays.assignment import (
     Worker,
     assign,
     assignment_of,
+    needs_push,
     next_generation,
     sticky,
-    worth_pushing,
 )
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import RelayPod
@@ -45,7 +45,7 @@ class ConfigPush:
 
     behind: bool = False
     """A relay reported an earlier version before the push."""
-    on_its_way: bool = False
+    in_flight: bool = False
     """A push was accepted or got no answer, so the state may change soon. A refusal counts as settled."""
 
 
@@ -53,8 +53,8 @@ class ConfigPush:
 class _Relay:
     """State of the relays of one resource."""
 
-    polling: PodPoll[ProcessStatus]
-    told: Configuration | None = None
+    poll: PodPoll[ProcessStatus]
+    pushed: Configuration | None = None
     """Last configuration intended for these relays."""
     refusals: dict[str, PushResponse] = field(default_factory=dict)
     """Last refusal of the configuration, by pod uid. The same refusal is logged once."""
@@ -69,7 +69,7 @@ class RelayStates:
 
     client: RelayClient
     metrics: Metrics
-    patience: PollTimeouts
+    timeouts: PollTimeouts
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     _relays: dict[Key, _Relay] = field(default_factory=dict, init=False)
@@ -85,26 +85,26 @@ class RelayStates:
         ``partitions``: subscriptions that answers may contain, with their partition counts.
         """
         name = "/".join(key)
-        polled = await self._memory(key).polling.poll(pods, lambda pod: self.client.status(pod, name, partitions))
-        answers = [replace(answer, trouble=pod.trouble) for pod, answer in zip(pods, polled, strict=True)]
+        polled = await self._state(key).poll.poll(pods, lambda pod: self.client.status(pod, name, partitions))
+        answers = [replace(answer, problem=pod.problem) for pod, answer in zip(pods, polled, strict=True)]
         answering = sum(not answer.error for answer in answers)
         self.metrics.relays.labels(*key, "yes").set(answering)
         self.metrics.relays.labels(*key, "no").set(len(answers) - answering)
         return answers
 
-    def _memory(self, key: Key) -> _Relay:
-        return self._relays.setdefault(key, _Relay(PodPoll(self.patience, "relays", self.clock)))
+    def _state(self, key: Key) -> _Relay:
+        return self._relays.setdefault(key, _Relay(PodPoll(self.timeouts, "relays", self.clock)))
 
     def pushed_config(self, key: Key) -> Configuration | None:
         """Return the configuration pushed last by this process, if any."""
-        return self._memory(key).told
+        return self._state(key).pushed
 
     async def push_config(
         self, key: Key, pods: Sequence[RelayPod], answers: Sequence[Answer], configuration: Configuration
     ) -> ConfigPush:
         """Push the configuration to every relay that reports an earlier version."""
-        memory = self._memory(key)
-        memory.told = configuration
+        state = self._state(key)
+        state.pushed = configuration
         behind = [
             pod
             for pod, answer in zip(pods, answers, strict=True)
@@ -112,18 +112,18 @@ class RelayStates:
         ]
 
         async def push(pod: RelayPod) -> PushResponse:
-            async with memory.polling.calls:
+            async with state.poll.calls:
                 return await self.client.put_config(pod, configuration.packed)
 
         pushed = await asyncio.gather(*map(push, behind))
         for pod, outcome in zip(behind, pushed, strict=True):
             self.metrics.pushes.labels("config", str(outcome.code)).inc()
-            if not outcome.taken and memory.refusals.get(pod.uid) != outcome:
+            if not outcome.accepted and state.refusals.get(pod.uid) != outcome:
                 extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
                 log.warning("Relay refused the configuration, push will be retried", extra=extra)
-        refused = {pod.uid: outcome for pod, outcome in zip(behind, pushed, strict=True) if not outcome.taken}
-        memory.refusals = refused
-        return ConfigPush(bool(behind), any(outcome.taken or outcome.code == 0 for outcome in pushed))
+        refused = {pod.uid: outcome for pod, outcome in zip(behind, pushed, strict=True) if not outcome.accepted}
+        state.refusals = refused
+        return ConfigPush(bool(behind), any(outcome.accepted or outcome.code == 0 for outcome in pushed))
 
     async def push_assignment(
         self,
@@ -134,36 +134,36 @@ class RelayStates:
         configuration: Configuration,
     ) -> bool:
         """Compute the assignment and push it if relays hold something else. Return True until they hold it."""
-        memory = self._memory(key)
+        state = self._state(key)
         name = "/".join(key)
-        working = _working(name, pods, answers)
-        wanted, reported = await asyncio.to_thread(_plan, working, work, memory.plan)
+        healthy = _healthy(name, pods, answers)
+        desired, reported = await asyncio.to_thread(_plan, healthy, work, state.plan)
         now = self.clock()
-        if not worth_pushing(wanted, reported, memory.plan, now, self.patience.following):
-            return any(reported.get(partition) != pod for partition, pod in wanted.items())
-        generation = next_generation(memory.plan, int(self.wall_clock() * 1000) + memory.ahead)
-        request = assignment_of(wanted, generation, namespace=key[0])
-        informed = [pod for pod, answer, _ in working if _version(answer) >= configuration.version]
-        for pod in informed:  # one relay suffices: it stores the assignment in the database, where the others read it
+        if not needs_push(desired, reported, state.plan, now, self.timeouts.assignment):
+            return any(reported.get(partition) != pod for partition, pod in desired.items())
+        generation = next_generation(state.plan, int(self.wall_clock() * 1000) + state.ahead)
+        request = assignment_of(desired, generation, namespace=key[0])
+        current = [pod for pod, answer, _ in healthy if _version(answer) >= configuration.version]
+        for pod in current:  # one relay suffices: it stores the assignment in the database, where the others read it
             outcome = await self.client.put_assignment(pod, request)
             self.metrics.pushes.labels("assignment", str(outcome.code)).inc()
-            if outcome.taken:
-                memory.plan = Plan(generation, wanted, now)
+            if outcome.accepted:
+                state.plan = Plan(generation, desired, now)
                 log.info("Assignment pushed", extra={"relay": name, "generation": generation})
                 return True
             extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
             if outcome.code == 409:  # an operator with a faster clock wrote it; all relays read the same database
-                memory.ahead = min(max(1000, 2 * memory.ahead), _FURTHEST_AHEAD)
+                state.ahead = min(max(1000, 2 * state.ahead), _FURTHEST_AHEAD)
                 log.warning("Relay has a newer assignment, generation raised", extra=extra)
                 return True
             log.warning("Relay refused the assignment, trying another", extra=extra)
         return True
 
 
-_Working = Sequence[tuple[RelayPod, Answer, RelayStatus]]
+_Healthy = Sequence[tuple[RelayPod, Answer, RelayStatus]]
 
 
-def _working(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> _Working:
+def _healthy(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> _Healthy:
     """Pods whose relay keeps running and reaches the database."""
     return [
         (pod, answer, report)
@@ -176,33 +176,33 @@ def _working(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> 
     ]
 
 
-def _plan(working: _Working, work: Sequence[Work], before: Plan | None) -> tuple[Owners, Owners]:
+def _plan(healthy: _Healthy, work: Sequence[Work], before: Plan | None) -> tuple[Owners, Owners]:
     """Return the desired and the reported owner of each partition."""
-    workers, reported = _workers(working, work), _reported(working)
+    workers, reported = _workers(healthy, work), _reported(healthy)
     return assign(work, workers, sticky(before, reported, workers)), reported
 
 
-def _workers(working: _Working, work: Sequence[Work]) -> list[Worker]:
+def _workers(healthy: _Healthy, work: Sequence[Work]) -> list[Worker]:
     """Return each pod with its capabilities. A relay is not assigned subscriptions that it lacks or failed to build."""
     needed = frozenset(secret for each in work for secret in each.secrets)
     return [
         Worker(
             pod.name,
             frozenset(each.name for each in report.subscriptions if each.state != "Failed"),
-            frozenset(each for each in needed if pod.sees(each)),
+            frozenset(each for each in needed if pod.mounts(each)),
         )
-        for pod, _, report in working
+        for pod, _, report in healthy
     ]
 
 
-def _reported(working: _Working) -> Mapping[Partition, str]:
+def _reported(healthy: _Healthy) -> Mapping[Partition, str]:
     """Return the owner of each partition. The owner's own report has precedence over database reads of other relays."""
     owners: dict[Partition, str] = {}
-    for pod, _, report in working:
+    for pod, _, report in healthy:
         for each in report.subscriptions:
             held = {(each.name, number): pod_of(owner, pod.namespace) for number, owner in each.owners.items()}
             owners.update({partition: owner for partition, owner in held.items() if owner})
-    for pod, _, report in working:
+    for pod, _, report in healthy:
         for each in report.subscriptions:
             owners.update({(each.name, held.partition): pod.name for held in each.owned})
     return owners

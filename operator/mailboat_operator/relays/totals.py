@@ -34,28 +34,28 @@ class RestartTotals:
     def __init__(self) -> None:
         self._counted: dict[str, _Counted] = {}
 
-    def count(self, uid: str, before: int, counts: Mapping[str, int], asked: Mapping[str, str]) -> int:
+    def count(self, uid: str, before: int, counts: Mapping[str, int], existing: Mapping[str, str]) -> int:
         """Return the new total.
 
         ``before``: total in the status, from which a new operator continues. ``counts``: reported
-        counts by pod uid. ``asked``: all existing pods with their creation times; other pods are dropped.
+        counts by pod uid. ``existing``: all existing pods with their creation times; other pods are dropped.
 
         The first count of a pod may already be included in the status, so it adds nothing, unless its pod is new or
         the total is 0. A count that decreased means a new process.
         """
         counted = self._counted.get(uid)
         if counted is None:
-            counted = self._counted[uid] = _Counted(before, youngest=max(asked.values(), default=""))
-        for pod in counted.pods.keys() - asked.keys():
+            counted = self._counted[uid] = _Counted(before, youngest=max(existing.values(), default=""))
+        for pod in counted.pods.keys() - existing.keys():
             counted.youngest = max(counted.youngest, counted.pods.pop(pod).created)
-        for pod in asked.keys() - counted.pods.keys():
-            new = counted.total == 0 or asked[pod] > counted.youngest
-            counted.pods[pod] = _Pod(asked[pod], count=0 if new else None)
+        for pod in existing.keys() - counted.pods.keys():
+            new = counted.total == 0 or existing[pod] > counted.youngest
+            counted.pods[pod] = _Pod(existing[pod], count=0 if new else None)
         for pod, now in counts.items():
-            known = counted.pods[pod]
-            had = now if known.count is None else known.count
-            counted.total += now - had if now >= had else now
-            known.count = now
+            entry = counted.pods[pod]
+            previous = now if entry.count is None else entry.count
+            counted.total += now - previous if now >= previous else now
+            entry.count = now
         return counted.total
 
     def forget(self, uid: str) -> None:

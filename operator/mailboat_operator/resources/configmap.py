@@ -34,7 +34,7 @@ _LARGEST_PACKED: Final = 960 * 1024
 """Bytes. A ConfigMap holds 1 MiB, and the public keys need part of it."""
 _NEWEST: Final = 2**62
 """Upper bound of versions. Relays reject much higher ones, and there must be room for the next versions."""
-_BELIEVABLE_AHEAD: Final = 24 * 3600 * 1000
+_MAX_CLOCK_SKEW: Final = 24 * 3600 * 1000
 """Milliseconds. Clocks of a cluster are assumed to differ by less than a day."""
 
 
@@ -59,10 +59,10 @@ class Item(NamedTuple):
 
 
 def item(subscription: EventSubscription) -> Item:
-    return item_as_known(_document(subscription))
+    return raw_item(_document(subscription))
 
 
-def item_as_known(form: Mapping[str, Any]) -> Item:
+def raw_item(form: Mapping[str, Any]) -> Item:
     """Return the item of a subscription as relays have it, unchanged, whether the operator can parse it or not."""
     return Item(str(form["metadata"]["name"]), _line(form))
 
@@ -105,7 +105,7 @@ def next_configuration(
     future is ignored.
     """
     lines = [each.line for each in sorted(items)]
-    in_use = in_use if in_use < now_ms + _BELIEVABLE_AHEAD else 0
+    in_use = in_use if in_use < now_ms + _MAX_CLOCK_SKEW else 0
     if before is not None and before.version >= in_use and before.text == _text(relay, lines, before.version):
         return before
     version = max(before.version + 1 if before is not None else 0, in_use + 1, now_ms)
@@ -172,7 +172,7 @@ def last_valid_form(configuration: Configuration | None, uid: str) -> dict[str, 
     return None
 
 
-def knows_by_name(configuration: Configuration | None, namespace: str, name: str) -> bool:
+def contains_name(configuration: Configuration | None, namespace: str, name: str) -> bool:
     """Return whether the configuration contains a subscription of this name, this one or a predecessor."""
     return any(is_named(document, namespace, name) for document in _subscriptions_with(configuration, "name", name))
 
@@ -190,8 +190,8 @@ def _metadata(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def _subscriptions_with(configuration: Configuration | None, field: str, value: str) -> Iterator[dict[str, Any]]:
     """Yield the subscriptions on whose line a field has this value. Finding a line is fast; no other line is parsed."""
     text = configuration.text if configuration is not None else ""
-    wanted, at = f"{_line(field)}:{_line(value)}", 0
-    while (at := text.find(wanted, at)) >= 0:
+    needle, at = f"{_line(field)}:{_line(value)}", 0
+    while (at := text.find(needle, at)) >= 0:
         start, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
         end = end if end >= 0 else len(text)
         document = _parsed(text[start:end].removesuffix(","))
@@ -233,12 +233,12 @@ def _document(resource: Resource) -> dict[str, Any]:
     Default values are omitted. Relays refuse unknown fields, and sidecars keep the version with which their pods
     started: a field added by a later version must not reach them before it is used.
     """
-    differing = resource.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    changed = resource.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     manifest = resource.manifest()
-    wanted = ("name", "namespace", "uid", "generation")
+    identity = ("name", "namespace", "uid", "generation")
     return {
         "apiVersion": manifest["apiVersion"],
         "kind": manifest["kind"],
-        "metadata": {field: manifest["metadata"][field] for field in wanted if field in manifest["metadata"]},
-        "spec": differing["spec"],
+        "metadata": {field: manifest["metadata"][field] for field in identity if field in manifest["metadata"]},
+        "spec": changed["spec"],
     }

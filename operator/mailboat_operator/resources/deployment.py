@@ -92,15 +92,15 @@ def _spread(relay: str, key: str) -> dict[str, Any]:
 
 def replica_failure(live: Mapping[str, Any] | None) -> str:
     """Return Kubernetes' message why a Deployment can't create pods: a quota, a policy, a missing service account."""
-    return _told(live, "ReplicaFailure", "True")
+    return _condition_message(live, "ReplicaFailure", "True")
 
 
 def rollout_failure(live: Mapping[str, Any] | None) -> str:
     """Return Kubernetes' message why a Deployment's rollout failed. The previous pods keep running."""
-    return _told(live, "Progressing", "False")
+    return _condition_message(live, "Progressing", "False")
 
 
-def _told(live: Mapping[str, Any] | None, type_: str, status: str) -> str:
+def _condition_message(live: Mapping[str, Any] | None, type_: str, status: str) -> str:
     for condition in ((live or {}).get("status") or {}).get("conditions") or ():
         if condition.get("type") == type_ and condition.get("status") == status:
             return str(condition.get("message") or condition.get("reason") or type_)

@@ -13,10 +13,10 @@ from mailboat_spec import API_VERSION, FIELD_MANAGER, RELAY_KIND, OutboxRelay
 class Owner(Enum):
     """Owner of an object, from the point of view of one relay."""
 
-    OURS = "ours"
+    OWN = "own"
     PREDECESSOR = "predecessor"
     """A deleted relay of the same name: Kubernetes removes the object soon."""
-    STRANGER = "stranger"
+    FOREIGN = "foreign"
 
 
 def child_metadata(relay: OutboxRelay) -> dict[str, Any]:
@@ -52,14 +52,14 @@ def owner_of(child: Mapping[str, Any], relay_name: str, relay_uid: str) -> Owner
             and str(reference.get("apiVersion", "")).split("/")[0] == (API_VERSION.split("/")[0])
         ):
             if reference.get("uid") == relay_uid:
-                return Owner.OURS
+                return Owner.OWN
             if reference.get("name") == relay_name:
                 return Owner.PREDECESSOR
     owned = any(reference.get("controller") for reference in references)
-    return Owner.OURS if not owned and _made_by_us(child["metadata"], relay_name) else Owner.STRANGER
+    return Owner.OWN if not owned and _created_by_operator(child["metadata"], relay_name) else Owner.FOREIGN
 
 
-def _made_by_us(metadata: Mapping[str, Any], relay_name: str) -> bool:
+def _created_by_operator(metadata: Mapping[str, Any], relay_name: str) -> bool:
     labelled = relay_labels(relay_name).items() <= (metadata.get("labels") or {}).items()
     return labelled and any(
         entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"

@@ -50,7 +50,7 @@ DRAIN_SECONDS: Final = 60
 _DEFAULT_REQUESTS: Final = {"cpu": "50m", "memory": "128Mi"}
 _DEFAULT_LIMITS: Final = {"memory": "256Mi"}
 
-_MAY_BE_MISSING: Final = frozenset({"secretKeyRef", "configMapKeyRef", "fileKeyRef"})
+_OPTIONAL_SOURCES: Final = frozenset({"secretKeyRef", "configMapKeyRef", "fileKeyRef"})
 """Sources of variables that are separate objects and may be missing."""
 
 _SECURITY: Final[Mapping[str, Any]] = {
@@ -236,14 +236,14 @@ def _environment(template: PodTemplate, *, optional: bool) -> list[dict[str, Any
         {"name": "MAILBOAT_MANIFESTS", "value": f"{CONFIG_FOLDER}/{RESOURCES_KEY}"},
         {"name": "MAILBOAT_SECRETS_DIR", "value": SECRETS_FOLDER},
     ]
-    taken = {each["name"] for each in own}
-    further = [variable.manifest() for variable in template.env if variable.name not in taken]
+    reserved = {each["name"] for each in own}
+    further = [variable.manifest() for variable in template.env if variable.name not in reserved]
     return own + ([_optional(variable) for variable in further] if optional else further)
 
 
 def _optional(variable: dict[str, Any]) -> dict[str, Any]:
     source = dict(variable.get("valueFrom") or {})
-    for kind in _MAY_BE_MISSING & source.keys():
+    for kind in _OPTIONAL_SOURCES & source.keys():
         if isinstance(source[kind], Mapping):
             source[kind] = {**source[kind], "optional": True}
     return {**variable, "valueFrom": source} if source else variable

@@ -1,4 +1,4 @@
-"""Build conditions from verdicts, and events from changed conditions."""
+"""Build conditions from their results, and events from changed conditions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MESSAGE_LIMIT: Final = 1024
 _TOO_LONG: Final = timedelta(minutes=2)
 """Age from which a start that should resolve by itself is worth an event."""
 
-_WELL: Final[Mapping[str, ConditionStatus]] = {
+_HEALTHY: Final[Mapping[str, ConditionStatus]] = {
     ConditionType.READY: ConditionStatus.TRUE,
     ConditionType.SOURCE_REACHABLE: ConditionStatus.TRUE,
     ConditionType.IDEMPOTENCY_REACHABLE: ConditionStatus.TRUE,
@@ -34,7 +34,7 @@ _WELL: Final[Mapping[str, ConditionStatus]] = {
 }
 """The healthy status per type. Types not listed here are for tools, not people, and cause no events."""
 
-_HOPELESS: Final = frozenset(
+_STALLED: Final = frozenset(
     {
         Reason.INVALID_SPEC,
         Reason.RELAY_NOT_FOUND,
@@ -48,7 +48,7 @@ _HOPELESS: Final = frozenset(
     }
 )
 """Reasons that persist until a person acts; kstatus calls that stalled."""
-_UNDER_WAY: Final = frozenset(
+_PROGRESSING: Final = frozenset(
     {
         Reason.PROGRESSING,
         Reason.STARTING,
@@ -61,7 +61,7 @@ _UNDER_WAY: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ConditionResult:
     """Status, reason and message of one condition type."""
 
     type: ConditionType
@@ -71,7 +71,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class Blocker:
     """Why a relay can't be brought to its desired state."""
 
     reason: Reason
@@ -87,46 +87,46 @@ class EventNote:
     message: str
 
 
-def yes(type_: ConditionType, reason: Reason, message: str) -> Verdict:
-    return Verdict(type_, ConditionStatus.TRUE, reason, message)
+def yes(type_: ConditionType, reason: Reason, message: str) -> ConditionResult:
+    return ConditionResult(type_, ConditionStatus.TRUE, reason, message)
 
 
-def no(type_: ConditionType, reason: Reason, message: str) -> Verdict:
-    return Verdict(type_, ConditionStatus.FALSE, reason, message)
+def no(type_: ConditionType, reason: Reason, message: str) -> ConditionResult:
+    return ConditionResult(type_, ConditionStatus.FALSE, reason, message)
 
 
-def unknown(type_: ConditionType, reason: Reason, message: str) -> Verdict:
-    return Verdict(type_, ConditionStatus.UNKNOWN, reason, message)
+def unknown(type_: ConditionType, reason: Reason, message: str) -> ConditionResult:
+    return ConditionResult(type_, ConditionStatus.UNKNOWN, reason, message)
 
 
-def with_progress(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def with_progress(conditions: Sequence[ConditionResult]) -> list[ConditionResult]:
     """Add the kstatus conditions ``Reconciling`` or ``Stalled``, by the reason for which Ready is not True."""
-    ready = next(each for each in verdicts if each.type is ConditionType.READY)
-    result = list(verdicts)
+    ready = next(each for each in conditions if each.type is ConditionType.READY)
+    result = list(conditions)
     if ready.status is not ConditionStatus.TRUE:
-        if ready.reason in _HOPELESS:
+        if ready.reason in _STALLED:
             result.append(yes(ConditionType.STALLED, ready.reason, ready.message))
-        elif ready.reason in _UNDER_WAY:
+        elif ready.reason in _PROGRESSING:
             result.append(yes(ConditionType.RECONCILING, ready.reason, ready.message))
     return result
 
 
 def written(
-    verdicts: Iterable[Verdict], before: Iterable[Mapping[str, Any]], generation: int, now: datetime
+    conditions: Iterable[ConditionResult], before: Iterable[Mapping[str, Any]], generation: int, now: datetime
 ) -> list[dict[str, Any]]:
     """Return conditions in the form of the API. If the status is unchanged, keep its lastTransitionTime."""
     old = {condition.get("type"): condition for condition in before}
     result = []
-    for verdict in sorted(verdicts, key=lambda each: list(ConditionType).index(each.type)):
-        last = old.get(verdict.type.value)
-        same = last is not None and last.get("status") == verdict.status.value
+    for condition in sorted(conditions, key=lambda each: list(ConditionType).index(each.type)):
+        last = old.get(condition.type.value)
+        same = last is not None and last.get("status") == condition.status.value
         since = last.get("lastTransitionTime") if last is not None and same else None
         result.append(
             {
-                "type": verdict.type.value,
-                "status": verdict.status.value,
-                "reason": verdict.reason.value,
-                "message": _shortened(redact(verdict.message)),
+                "type": condition.type.value,
+                "status": condition.status.value,
+                "reason": condition.reason.value,
+                "message": _shortened(redact(condition.message)),
                 "lastTransitionTime": since or now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
                 "observedGeneration": generation,
             }
@@ -137,39 +137,39 @@ def written(
 def condition_events(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[EventNote]:
     """Return one event per changed condition. The steps of a start cause none: Ready summarizes them at the end."""
     old = {condition.get("type"): condition for condition in before}
-    changes = [(old.get(condition["type"]), condition) for condition in after if condition["type"] in _WELL]
-    return list(dict.fromkeys(_told(condition) for last, condition in changes if _is_news(last, condition)))
+    changes = [(old.get(condition["type"]), condition) for condition in after if condition["type"] in _HEALTHY]
+    return list(dict.fromkeys(_event(condition) for last, condition in changes if _needs_event(last, condition)))
 
 
 def overdue(conditions: Iterable[Mapping[str, Any]], now: datetime) -> list[EventNote]:
     """Return an event about a Ready condition whose reason resolves by itself, and which lasts too long for that."""
     ready = next((each for each in conditions if each["type"] == ConditionType.READY), None)
-    if ready is None or ready["status"] == ConditionStatus.TRUE or ready["reason"] not in _UNDER_WAY:
+    if ready is None or ready["status"] == ConditionStatus.TRUE or ready["reason"] not in _PROGRESSING:
         return []
     since = datetime.fromisoformat(ready["lastTransitionTime"])
     return [EventNote(True, ready["reason"], ready["message"])] if now - since >= _TOO_LONG else []
 
 
-def _is_news(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
+def _needs_event(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
     if last is not None and all(last.get(field) == now[field] for field in ("status", "reason")):
         return False
-    good, ready = _is_well(now), now["type"] == ConditionType.READY
+    good, ready = _is_healthy(now), now["type"] == ConditionType.READY
     if now["status"] == ConditionStatus.UNKNOWN and not ready:
         return False  # Ready says why nothing is known
     if last is None:
-        return ready if good else now["reason"] not in _UNDER_WAY
+        return ready if good else now["reason"] not in _PROGRESSING
     if good:
-        return not _is_well(last) and (ready or last.get("reason") not in _UNDER_WAY)
-    return _is_well(last) or now["reason"] not in _UNDER_WAY
+        return not _is_healthy(last) and (ready or last.get("reason") not in _PROGRESSING)
+    return _is_healthy(last) or now["reason"] not in _PROGRESSING
 
 
-def _is_well(condition: Mapping[str, Any]) -> bool:
-    return bool(condition.get("status") == _WELL[condition["type"]])
+def _is_healthy(condition: Mapping[str, Any]) -> bool:
+    return bool(condition.get("status") == _HEALTHY[condition["type"]])
 
 
-def _told(condition: Mapping[str, Any]) -> EventNote:
-    bad = ConditionStatus.FALSE if _WELL[condition["type"]] == ConditionStatus.TRUE else ConditionStatus.TRUE
-    routine = condition["reason"] in _UNDER_WAY or condition["reason"] == Reason.PAUSED_BY_SPEC
+def _event(condition: Mapping[str, Any]) -> EventNote:
+    bad = ConditionStatus.FALSE if _HEALTHY[condition["type"]] == ConditionStatus.TRUE else ConditionStatus.TRUE
+    routine = condition["reason"] in _PROGRESSING or condition["reason"] == Reason.PAUSED_BY_SPEC
     return EventNote(condition["status"] == bad and not routine, condition["reason"], condition["message"])
 
 

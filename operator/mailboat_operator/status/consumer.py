@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from mailboat_operator.relays.reports import ConsumerAnswer, reason_given
-from mailboat_operator.status.conditions import Verdict, no, unknown, with_progress, written, yes
+from mailboat_operator.relays.reports import ConsumerAnswer, parse_reason
+from mailboat_operator.status.conditions import ConditionResult, no, unknown, with_progress, written, yes
 from mailboat_operator.status.pod_messages import named
 from mailboat_operator.status.precision import displayed, rounded_age, rounded_count
 from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
@@ -50,8 +50,8 @@ def _dead(facts: ConsumerFacts) -> int:
     ):
         return facts.dead
     health = [report.dead_letters for report in facts.reports if report.dead_letters is not None]
-    known: int = facts.before.get("dead", 0)
-    return max((each.waiting for each in health if each.waiting is not None), default=known)
+    last_count: int = facts.before.get("dead", 0)
+    return max((each.waiting for each in health if each.waiting is not None), default=last_count)
 
 
 def consumer_status(facts: ConsumerFacts, now: datetime) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def consumer_status(facts: ConsumerFacts, now: datetime) -> dict[str, Any]:
     status: dict[str, Any] = {
         "observedGeneration": facts.generation,
         "conditions": written(
-            with_progress(_verdicts(facts)), facts.before.get("conditions") or (), facts.generation, now
+            with_progress(_conditions(facts)), facts.before.get("conditions") or (), facts.generation, now
         ),
         "dead": _dead(facts),
     }
@@ -106,12 +106,12 @@ def _assignments(answers: Sequence[ConsumerAnswer]) -> list[dict[str, Any]]:
     return result
 
 
-def _verdicts(facts: ConsumerFacts) -> list[Verdict]:
+def _conditions(facts: ConsumerFacts) -> list[ConditionResult]:
     conditions = [_paused(facts), *_about_servers(facts.reports)] if facts.subscription is not None else []
     return [_ready(facts, conditions), *conditions]
 
 
-def _ready(facts: ConsumerFacts, conditions: Sequence[Verdict]) -> Verdict:
+def _ready(facts: ConsumerFacts, conditions: Sequence[ConditionResult]) -> ConditionResult:
     ready = ConditionType.READY
     if facts.problem:
         return no(ready, Reason.INVALID_SPEC, facts.problem)
@@ -147,52 +147,52 @@ def _silent(answers: Sequence[ConsumerAnswer]) -> str:
     )
 
 
-def _paused(facts: ConsumerFacts) -> Verdict:
+def _paused(facts: ConsumerFacts) -> ConditionResult:
     if facts.subscription is not None and facts.subscription.spec.state is State.PAUSED:
         return yes(ConditionType.PAUSED, Reason.PAUSED_BY_SPEC, "Paused: set spec.state to Running to resume.")
     return no(ConditionType.PAUSED, Reason.RUNNING, "Not paused.")
 
 
-def _about_servers(reports: Sequence[ConsumerReport]) -> list[Verdict]:
+def _about_servers(reports: Sequence[ConsumerReport]) -> list[ConditionResult]:
     """Return the conditions of the servers that consumers report."""
     sources = [each.source for each in reports if each.source is not None]
     stores = [each.idempotency for each in reports if each.idempotency is not None]
     topics = [each.dead_letters for each in reports if each.dead_letters is not None]
-    verdicts: list[Verdict] = []
+    conditions: list[ConditionResult] = []
     if sources:
-        verdicts.append(_reachable(ConditionType.SOURCE_REACHABLE, sources, Reason.SOURCE_UNAVAILABLE, "The broker"))
+        conditions.append(_reachable(ConditionType.SOURCE_REACHABLE, sources, Reason.SOURCE_UNAVAILABLE, "The broker"))
     if stores:
-        what, reason = "The store of handled events", Reason.IDEMPOTENCY_UNAVAILABLE
-        verdicts += [_reachable(ConditionType.IDEMPOTENCY_REACHABLE, stores, reason, what), _reliable(stores)]
+        subject, reason = "The store of handled events", Reason.IDEMPOTENCY_UNAVAILABLE
+        conditions += [_reachable(ConditionType.IDEMPOTENCY_REACHABLE, stores, reason, subject), _reliable(stores)]
     if topics:
-        what, reason = "The dead-letter topic", Reason.DEAD_LETTER_UNAVAILABLE
-        verdicts += [_reachable(ConditionType.DEAD_LETTER_REACHABLE, topics, reason, what), _stopped(topics)]
-    return verdicts
+        subject, reason = "The dead-letter topic", Reason.DEAD_LETTER_UNAVAILABLE
+        conditions += [_reachable(ConditionType.DEAD_LETTER_REACHABLE, topics, reason, subject), _stopped(topics)]
+    return conditions
 
 
 def _reachable(
     type_: ConditionType,
     found: Sequence[SourceHealth | StoreHealth | DeadLetterHealth],
     reason: Reason,
-    what: str,
-) -> Verdict:
+    subject: str,
+) -> ConditionResult:
     for each in found:
         if not each.reachable:
-            message = f"{what} can't be reached; consumers resume by themselves. {each.error or ''}".strip()
+            message = f"{subject} can't be reached; consumers resume by themselves. {each.error or ''}".strip()
             return no(type_, reason, message)
-    return yes(type_, Reason.REACHABLE, f"{what} answers.")
+    return yes(type_, Reason.REACHABLE, f"{subject} answers.")
 
 
-def _reliable(stores: Sequence[StoreHealth]) -> Verdict:
+def _reliable(stores: Sequence[StoreHealth]) -> ConditionResult:
     for each in stores:
         if each.doubt is not None:
-            reason = reason_given(each.doubt, Reason.EVICTS_KEYS)
+            reason = parse_reason(each.doubt, Reason.EVICTS_KEYS)
             message = each.doubt_message or "Handled events may be forgotten."
             return no(ConditionType.IDEMPOTENCY_RELIABLE, reason, message)
     return yes(ConditionType.IDEMPOTENCY_RELIABLE, Reason.RELIABLE, "The store keeps handled events.")
 
 
-def _stopped(topics: Sequence[DeadLetterHealth]) -> Verdict:
+def _stopped(topics: Sequence[DeadLetterHealth]) -> ConditionResult:
     if not any(each.stopped for each in topics):
         return no(ConditionType.DEAD_LETTERS_STOPPED, Reason.RUNNING, "Not stopped.")
     message = (

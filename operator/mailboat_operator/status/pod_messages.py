@@ -7,7 +7,7 @@ from typing import Final
 
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, pod_of
-from mailboat_operator.status.conditions import Verdict, no, yes
+from mailboat_operator.status.conditions import ConditionResult, no, yes
 from mailboat_spec import ConditionType, Reason
 
 NAMED: Final = 5
@@ -22,8 +22,8 @@ def named(pods: Sequence[str]) -> str:
 
 def not_reported(answers: Sequence[Answer]) -> str:
     """Message for the case that no relay answers. If Kubernetes names no cause, it may lie anywhere on the way."""
-    if troubled := [answer for answer in answers if answer.trouble]:
-        return f"No relay has reported yet: {'; '.join(f'{each.pod} {each.trouble}' for each in troubled[:NAMED])}."
+    if failing := [answer for answer in answers if answer.problem]:
+        return f"No relay has reported yet: {'; '.join(f'{each.pod} {each.problem}' for each in failing[:NAMED])}."
     pods = "; ".join(f"{answer.pod}: {answer.error or 'starting'}" for answer in answers[:NAMED]) or "starting"
     return (
         f"No relay has reported yet ({pods}). If it stays so, look at the logs of these pods, and whether a "
@@ -45,30 +45,30 @@ def silent_relays(answers: Iterable[Answer], relay: str) -> dict[str, str]:
         for name in report.silent
     }
     silent = {answer.pod: "its heartbeats are missing" for answer in answers if answer.pod in missed}
-    return silent | {answer.pod: answer.trouble or answer.error for answer in answers if answer.silent}
+    return silent | {answer.pod: answer.problem or answer.error for answer in answers if answer.silent}
 
 
 def named_silent(silent: Mapping[str, str]) -> str:
     """Return the message that names silent relays, and what happens next."""
-    who = "; ".join(f"{pod}: {why}" for pod, why in sorted(silent.items())[:NAMED])
+    shown = "; ".join(f"{pod}: {reason}" for pod, reason in sorted(silent.items())[:NAMED])
     return (
-        f"Relays do not answer ({who}). Others take over their partitions within 20 seconds. If it stays so, look at"
+        f"Relays do not answer ({shown}). Others take over their partitions within 20 seconds. If it stays so, look at"
         " the node and the logs of these pods, and delete those that hang."
     )
 
 
-def where_to_put_it(reason: Reason, message: str) -> str:
+def with_secret_hint(reason: Reason, message: str) -> str:
     """Return a relay's message with a hint for clusters: there, Secrets are resources, not files in a folder."""
     if reason is not Reason.SECRET_NOT_FOUND:
         return message
     return f"{message} In a cluster: create that Secret, in this namespace; relays take it up by themselves."
 
 
-def secrets_mounted(lacking: Sequence[RelayPod]) -> Verdict:
+def secrets_mounted(lacking: Sequence[RelayPod]) -> ConditionResult:
     """Return SecretsMounted. ``lacking``: pods without a needed Secret. The Deployment replaces its own pods."""
     since = "were started before a Secret was referred to, and can't see it"
-    if theirs := [pod.name for pod in lacking if not pod.own]:
-        message = f"These pods {since}: restart {named(theirs)}."
+    if of_applications := [pod.name for pod in lacking if not pod.own]:
+        message = f"These pods {since}: restart {named(of_applications)}."
         return no(ConditionType.SECRETS_MOUNTED, Reason.RESTART_NEEDED, message)
     if lacking:
         message = f"These pods {since}; they are being replaced: {named([pod.name for pod in lacking])}."

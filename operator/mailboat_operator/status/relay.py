@@ -8,8 +8,17 @@ from datetime import datetime
 from typing import Any, Final
 
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import Answer, reason_given
-from mailboat_operator.status.conditions import EventNote, Obstacle, Verdict, no, unknown, with_progress, written, yes
+from mailboat_operator.relays.reports import Answer, parse_reason
+from mailboat_operator.status.conditions import (
+    Blocker,
+    ConditionResult,
+    EventNote,
+    no,
+    unknown,
+    with_progress,
+    written,
+    yes,
+)
 from mailboat_operator.status.pod_messages import (
     NAMED,
     named,
@@ -17,7 +26,7 @@ from mailboat_operator.status.pod_messages import (
     not_reported,
     secrets_mounted,
     silent_relays,
-    where_to_put_it,
+    with_secret_hint,
 )
 from mailboat_spec import ConditionStatus, ConditionType, OutboxRelay, Reason, Runtime
 from mailboat_spec.relay_status import RelayStatus
@@ -36,7 +45,7 @@ class RelayFacts:
     relay: OutboxRelay | None
     """None if the spec is invalid, for the reason in ``problem``."""
     problem: str
-    obstacle: Obstacle | None
+    blocker: Blocker | None
     """Why the relay can't be brought to its desired state; None if it can."""
     uncreated: str
     """Why the Deployment can't create pods; empty if it can."""
@@ -53,24 +62,24 @@ class RelayFacts:
 def relay_status(facts: RelayFacts, now: datetime) -> dict[str, Any]:
     """Build the whole status, for comparison with the existing one."""
     alive = [pod for pod in facts.pods if pod.alive]
-    verdicts = with_progress(_verdicts(facts))
+    conditions = with_progress(_conditions(facts))
     database = _databases(_reports(facts)) or [facts.before.get("database", "")]
     return {
         "observedGeneration": facts.generation,
-        "conditions": written(verdicts, facts.before.get("conditions") or (), facts.generation, now),
+        "conditions": written(conditions, facts.before.get("conditions") or (), facts.generation, now),
         "replicas": len(alive),
         "readyReplicas": len(_ready_pods(facts)),
-        "replicasDisplay": f"{len(_ready_pods(facts))}/{_wanted(facts, len(alive))}",
+        "replicasDisplay": f"{len(_ready_pods(facts))}/{_desired_replicas(facts, len(alive))}",
         "selector": facts.selector,
         "subscriptions": facts.subscriptions,
         **({"database": ", ".join(database)} if any(database) else {}),
     }
 
 
-def _wanted(facts: RelayFacts, alive: int) -> int:
+def _desired_replicas(facts: RelayFacts, alive: int) -> int:
     """Return the desired number of relays. With sidecars the application's pods determine it."""
-    wanted = facts.relay.spec.replicas if facts.relay is not None else None
-    return alive if wanted is None else wanted
+    desired = facts.relay.spec.replicas if facts.relay is not None else None
+    return alive if desired is None else desired
 
 
 def _ready_pods(facts: RelayFacts) -> list[RelayPod]:
@@ -87,26 +96,26 @@ def _reports(facts: RelayFacts) -> list[RelayStatus]:
     ]
 
 
-def _verdicts(facts: RelayFacts) -> list[Verdict]:
+def _conditions(facts: RelayFacts) -> list[ConditionResult]:
     reports = _reports(facts)
-    verdicts = [_ready(facts, reports)]
+    conditions = [_ready(facts, reports)]
     if reports:
-        verdicts += [_database(facts, reports), _schema(reports), _retention(reports), _snapshot(reports)]
+        conditions += [_database(facts, reports), _schema(reports), _retention(reports), _snapshot(reports)]
     if facts.relay is not None:
-        verdicts.append(secrets_mounted(facts.lacking))
+        conditions.append(secrets_mounted(facts.lacking))
         if facts.relay.spec.runtime is Runtime.SIDECAR:
-            verdicts.append(_sidecars(facts))
-    return verdicts
+            conditions.append(_sidecars(facts))
+    return conditions
 
 
-def _ready(facts: RelayFacts, reports: Sequence[RelayStatus]) -> Verdict:
+def _ready(facts: RelayFacts, reports: Sequence[RelayStatus]) -> ConditionResult:
     ready = ConditionType.READY
     if facts.relay is None:
         return no(ready, Reason.INVALID_SPEC, facts.problem)
-    if facts.obstacle is not None:
-        return no(ready, facts.obstacle.reason, facts.obstacle.message)
-    wanted = facts.relay.spec.replicas
-    if wanted == 0:
+    if facts.blocker is not None:
+        return no(ready, facts.blocker.reason, facts.blocker.message)
+    desired = facts.relay.spec.replicas
+    if desired == 0:
         return yes(ready, Reason.AVAILABLE, "Scaled to 0 replicas: nothing is delivered until spec.replicas is raised.")
     if not any(pod.alive for pod in facts.pods):
         if facts.relay.spec.runtime is Runtime.SIDECAR:
@@ -122,59 +131,59 @@ def _ready(facts: RelayFacts, reports: Sequence[RelayStatus]) -> Verdict:
             return no(ready, Reason.INVALID_SPEC, f"Relay {answer.pod} {still}: {answer.report.config.error}")
     if not reports:
         return no(ready, Reason.STARTING, _unanswered(facts))
-    for verdict in (_database(facts, reports), _schema(reports)):
-        if verdict.status is ConditionStatus.FALSE and verdict.reason is not Reason.PARTITIONS_RUN_OUT:
-            return no(ready, verdict.reason, verdict.message)
+    for condition in (_database(facts, reports), _schema(reports)):
+        if condition.status is ConditionStatus.FALSE and condition.reason is not Reason.PARTITIONS_RUN_OUT:
+            return no(ready, condition.reason, condition.message)
     if silent := silent_relays(facts.answers, facts.name):
         return no(ready, Reason.RELAY_SILENT, named_silent(silent))
     count = len(_ready_pods(facts))
-    if wanted is not None and count < wanted:
-        why = _troubles(facts) or facts.uncreated or "see the pods labelled mailboat.dev/relay"
-        message = f"{count} of {wanted} relays are ready: {why.rstrip('.')}."
+    if desired is not None and count < desired:
+        cause = _problems(facts) or facts.uncreated or "see the pods labelled mailboat.dev/relay"
+        message = f"{count} of {desired} relays are ready: {cause.rstrip('.')}."
         return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
     if facts.halted and facts.relay.spec.runtime is Runtime.DEPLOYMENT:
-        why = _troubles(facts) or facts.halted
-        message = f"New relays do not become ready, the previous ones continue: {why.rstrip('.')}."
+        cause = _problems(facts) or facts.halted
+        message = f"New relays do not become ready, the previous ones continue: {cause.rstrip('.')}."
         return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
     return yes(ready, Reason.AVAILABLE, "Relays run and reach the database.")
 
 
 def _unanswered(facts: RelayFacts) -> str:
-    if troubles := _troubles(facts):
-        return f"No relay has reported yet: {troubles}."
+    if problems := _problems(facts):
+        return f"No relay has reported yet: {problems}."
     if silent := silent_relays(facts.answers, facts.name):
         return named_silent(silent)
     return not_reported([answer for answer in facts.answers if answer.report is None])
 
 
-def _troubles(facts: RelayFacts) -> str:
+def _problems(facts: RelayFacts) -> str:
     """Join the reasons why pods do not start, as reported by Kubernetes."""
-    troubled = [pod for pod in facts.pods if pod.alive and pod.trouble]
-    return "; ".join(f"{pod.name} {pod.trouble}" for pod in troubled[:NAMED])
+    failing = [pod for pod in facts.pods if pod.alive and pod.problem]
+    return "; ".join(f"{pod.name} {pod.problem}" for pod in failing[:NAMED])
 
 
-def _database(facts: RelayFacts, reports: Sequence[RelayStatus]) -> Verdict:
+def _database(facts: RelayFacts, reports: Sequence[RelayStatus]) -> ConditionResult:
     reachable = ConditionType.DATABASE_REACHABLE
     if any(_reaches(report) for report in reports):
         found = _databases(reports)
         return yes(reachable, Reason.REACHABLE, f"The database answers{': ' if found else ''}{', '.join(found)}.")
-    told = next((report for report in reports if report.message), None)
-    if told is None:
+    failure = next((report for report in reports if report.message), None)
+    if failure is None:
         return no(reachable, Reason.DATABASE_UNREACHABLE, "No relay reaches the database: see the relays' logs.")
-    reason = reason_given(told.reason, Reason.DATABASE_UNREACHABLE)
-    where = _where_the_url_is(facts.relay)
+    reason = parse_reason(failure.reason, Reason.DATABASE_UNREACHABLE)
+    location = _url_location(facts.relay)
     if reason is Reason.DATABASE_UNREACHABLE:
-        return no(reachable, reason, f"{told.message} (Is the URL in {where} right, and is the server up?)")
+        return no(reachable, reason, f"{failure.message} (Is the URL in {location} right, and is the server up?)")
     if reason is Reason.INVALID_SPEC:
-        return no(reachable, reason, f"{told.message} (The URL is in {where}.)")
-    return no(reachable, reason, where_to_put_it(reason, told.message))
+        return no(reachable, reason, f"{failure.message} (The URL is in {location}.)")
+    return no(reachable, reason, with_secret_hint(reason, failure.message))
 
 
 def _databases(reports: Sequence[RelayStatus]) -> list[str]:
     return sorted({report.database for report in reports if report.database and report.database_reachable})
 
 
-def _where_the_url_is(relay: OutboxRelay | None) -> str:
+def _url_location(relay: OutboxRelay | None) -> str:
     reference = relay.spec.database.url_secret_ref if relay is not None else None
     return "spec.database.url" if reference is None else f'key "{reference.key}" of Secret "{reference.name}"'
 
@@ -196,7 +205,7 @@ def _reaches(report: RelayStatus) -> bool:
     return report.database_reachable or report.reason == Reason.SCHEMA_MISMATCH
 
 
-def _schema(reports: Sequence[RelayStatus]) -> Verdict:
+def _schema(reports: Sequence[RelayStatus]) -> ConditionResult:
     ready = ConditionType.SCHEMA_READY
     connected = [report for report in reports if _reaches(report)]
     if not connected:
@@ -210,33 +219,33 @@ def _schema(reports: Sequence[RelayStatus]) -> Verdict:
         return no(ready, Reason.SCHEMA_MISMATCH, message)
     ahead = [report.partitions_ahead_days for report in connected if report.partitions_ahead_days is not None]
     if ahead and min(ahead) < _DAYS_AHEAD:
-        why = next((report.message for report in connected if report.message), "See the relays' logs.")
-        message = f"Less than seven days of time partitions lie ahead; without them writes fail. {why}"
+        cause = next((report.message for report in connected if report.message), "See the relays' logs.")
+        message = f"Less than seven days of time partitions lie ahead; without them writes fail. {cause}"
         return no(ready, Reason.PARTITIONS_RUN_OUT, message)
-    if lacking := next((report.missing_roles for report in connected if report.missing_roles), ""):
+    if missing_roles := next((report.missing_roles for report in connected if report.missing_roles), ""):
         message = (
             "The outbox is as this version needs it, but the relay's user may not create roles. For applications and"
-            f" relays that should have no more rights than they need, an administrator runs:\n{lacking}"
+            f" relays that should have no more rights than they need, an administrator runs:\n{missing_roles}"
         )
         return yes(ready, Reason.ROLES_MISSING, message)
     return yes(ready, Reason.UP_TO_DATE, "The outbox is as this version needs it.")
 
 
-def _retention(reports: Sequence[RelayStatus]) -> Verdict:
+def _retention(reports: Sequence[RelayStatus]) -> ConditionResult:
     blocked = next((report.retention_blocked for report in reports if report.retention_blocked), None)
     if blocked is not None:
         return yes(ConditionType.RETENTION_BLOCKED, Reason.UNDELIVERED_EVENTS, blocked)
     return no(ConditionType.RETENTION_BLOCKED, Reason.NOTHING_BLOCKED, "Old events are removed in time.")
 
 
-def _snapshot(reports: Sequence[RelayStatus]) -> Verdict:
-    held = next((report.old_snapshot for report in reports if report.old_snapshot), None)
-    if held is not None:
-        return yes(ConditionType.SNAPSHOT_HELD, Reason.OLD_SNAPSHOT, held)
+def _snapshot(reports: Sequence[RelayStatus]) -> ConditionResult:
+    message = next((report.old_snapshot for report in reports if report.old_snapshot), None)
+    if message is not None:
+        return yes(ConditionType.SNAPSHOT_HELD, Reason.OLD_SNAPSHOT, message)
     return no(ConditionType.SNAPSHOT_HELD, Reason.NOTHING_BLOCKED, "No old snapshot is held.")
 
 
-def _sidecars(facts: RelayFacts) -> Verdict:
+def _sidecars(facts: RelayFacts) -> ConditionResult:
     missing = [pod.name for pod in facts.pods if pod.lacks_sidecar]
     if missing:
         message = (

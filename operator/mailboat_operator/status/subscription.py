@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import Answer, pod_of, reason_given
-from mailboat_operator.status.conditions import Verdict, no, unknown, with_progress, written, yes
+from mailboat_operator.relays.reports import Answer, parse_reason, pod_of
+from mailboat_operator.status.conditions import ConditionResult, no, unknown, with_progress, written, yes
 from mailboat_operator.status.pod_messages import (
     named_silent,
     not_reported,
     secrets_mounted,
     silent_relays,
-    where_to_put_it,
+    with_secret_hint,
 )
 from mailboat_operator.status.precision import displayed, rounded_age, rounded_count, rounded_rate
 from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
@@ -55,7 +55,7 @@ class SubscriptionFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
+class _Reports:
     """Relay reports about one subscription."""
 
     relays: Sequence[tuple[str, RelayStatus]]
@@ -73,23 +73,23 @@ class _Words:
     @property
     def last_error(self) -> tuple[str, float]:
         """The most recent error, and its age in seconds."""
-        told = [(each.last_error_age or 0.0, each.last_error) for each in self.moving if each.last_error]
-        since, error = min(told, default=(0.0, ""))
+        errors = [(each.last_error_age or 0.0, each.last_error) for each in self.moving if each.last_error]
+        since, error = min(errors, default=(0.0, ""))
         return error, since
 
 
 def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, Any]:
     """Build the whole status, for comparison with the existing one."""
-    words = _words(facts)
-    verdicts = with_progress(_verdicts(facts, words))
+    reports = _reports(facts)
+    conditions = with_progress(_conditions(facts, reports))
     status: dict[str, Any] = {
         "observedGeneration": facts.generation,
-        "conditions": written(verdicts, facts.before.get("conditions") or (), facts.generation, now),
+        "conditions": written(conditions, facts.before.get("conditions") or (), facts.generation, now),
     }
     if facts.subscription is not None:
         spec = facts.subscription.spec
         status |= {"source": spec.source_name, "sink": spec.sink.kind, "partitionCount": spec.partitions}
-    if not words.subscriptions:
+    if not reports.subscriptions:
         # No relay reports the subscription. These values hold until a relay changes them; lag grows by itself.
         for field in ("parked", "dead", "lastError", "lastErrorTime"):
             if field in facts.before:
@@ -98,29 +98,29 @@ def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, An
             {"partition": each["partition"], "pod": each.get("pod", "")} for each in facts.before.get("partitions", ())
         ]
         return {**status, "lagDisplay": _UNKNOWN, "rate": 0.0, **({"partitions": last} if last else {})}
-    status.update(_numbers(facts, words))
-    status.update(_last_error(facts, words, now))
+    status.update(_numbers(facts, reports))
+    status.update(_last_error(facts, reports, now))
     return status
 
 
-def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
-    known = [report for _, report in words.held.values() if report is not None]
-    lags = _lags(facts, words)
+def _numbers(facts: SubscriptionFacts, reports: _Reports) -> dict[str, Any]:
+    counted = [report for _, report in reports.held.values() if report is not None]
+    lags = _lags(facts, reports)
     lag = sum(lags.values())
-    bounded = any(report.lag_bounded for report in known) or len(known) < len(words.held)
-    ages = [report.oldest_age for report in known if report.oldest_age is not None]
+    bounded = any(report.lag_bounded for report in counted) or len(counted) < len(reports.held)
+    ages = [report.oldest_age for report in counted if report.oldest_age is not None]
     numbers: dict[str, Any] = {
         "lag": rounded_count(lag),
         "lagDisplay": displayed(rounded_count(lag), bounded),
-        "parked": rounded_count(sum(report.parked for report in known)),
-        "dead": max(each.dead for _, each in words.subscriptions),
-        "rate": rounded_rate(sum(each.rate for _, each in words.subscriptions)),
+        "parked": rounded_count(sum(report.parked for report in counted)),
+        "dead": max(each.dead for _, each in reports.subscriptions),
+        "rate": rounded_rate(sum(each.rate for _, each in reports.subscriptions)),
         "partitions": [
             _assignment(number, lags[number], "" if facts.pulled else pod, report)
-            for number, (pod, report) in sorted(words.held.items())
+            for number, (pod, report) in sorted(reports.held.items())
         ],
     }
-    if words.held and not known:
+    if reports.held and not counted:
         del numbers["lag"]
         numbers["lagDisplay"] = _UNKNOWN
     if ages and (age := rounded_age(max(ages))) is not None:
@@ -128,9 +128,9 @@ def _numbers(facts: SubscriptionFacts, words: _Words) -> dict[str, Any]:
     return numbers
 
 
-def _last_error(facts: SubscriptionFacts, words: _Words, now: datetime) -> dict[str, Any]:
+def _last_error(facts: SubscriptionFacts, reports: _Reports, now: datetime) -> dict[str, Any]:
     """The last error and its time. While an error lasts, the time is that of its begin."""
-    error, since = words.last_error
+    error, since = reports.last_error
     if not error:
         return {"lastError": ""}
     text, at = redact(error)[:_ERROR_LIMIT], now - timedelta(seconds=max(since, 0.0))
@@ -141,12 +141,12 @@ def _last_error(facts: SubscriptionFacts, words: _Words, now: datetime) -> dict[
     return {"lastError": text, "lastErrorTime": at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
 
 
-def _lags(facts: SubscriptionFacts, words: _Words) -> dict[int, int]:
+def _lags(facts: SubscriptionFacts, reports: _Reports) -> dict[int, int]:
     """Lag per partition. If no relay counts a partition, keep its last known lag; the sum is a lower bound then."""
     before = {each["partition"]: each.get("lag", 0) for each in facts.before.get("partitions") or ()}
     return {
         number: report.lag if report is not None else before.get(number, 0)
-        for number, (_, report) in words.held.items()
+        for number, (_, report) in reports.held.items()
     }
 
 
@@ -157,7 +157,7 @@ def _assignment(number: int, lag: int, pod: str, report: PartitionStatus | None)
     return entry
 
 
-def _words(facts: SubscriptionFacts) -> _Words:
+def _reports(facts: SubscriptionFacts) -> _Reports:
     relays = [
         (answer.pod, report)
         for answer in facts.answers
@@ -174,7 +174,7 @@ def _words(facts: SubscriptionFacts) -> _Words:
             if number in held and pod in answering and not held[number][0]:
                 held[number] = (pod, None)
     silent = silent_relays(facts.answers, facts.relay)
-    for pod, each in sorted(subscriptions, key=lambda said: said[0] not in silent):  # what silent ones said counts less
+    for pod, each in sorted(subscriptions, key=lambda item: item[0] not in silent):  # what silent ones said counts less
         for partition in each.owned:
             if partition.partition in held:
                 held[partition.partition] = (pod, None if pod in silent else partition)
@@ -183,21 +183,21 @@ def _words(facts: SubscriptionFacts) -> _Words:
             owner, counted = held.get(orphan.partition, ("", orphan))
             if counted is None:
                 held[orphan.partition] = (owner, orphan)
-    return _Words(relays, subscriptions, held, silent)
+    return _Reports(relays, subscriptions, held, silent)
 
 
-def _verdicts(facts: SubscriptionFacts, words: _Words) -> list[Verdict]:
-    verdicts = [_ready(facts, words)]
+def _conditions(facts: SubscriptionFacts, reports: _Reports) -> list[ConditionResult]:
+    conditions = [_ready(facts, reports)]
     if facts.subscription is not None and facts.relay_exists:
-        verdicts += [_paused(facts, words), secrets_mounted(facts.lacking)]
-        if words.subscriptions:
-            verdicts += [_keys_blocked(words)]
-        if words.subscriptions and not facts.pulled:
-            verdicts += [_assigned(words), _sink_reachable(words)]
-    return verdicts
+        conditions += [_paused(facts, reports), secrets_mounted(facts.lacking)]
+        if reports.subscriptions:
+            conditions += [_keys_blocked(reports)]
+        if reports.subscriptions and not facts.pulled:
+            conditions += [_assigned(reports), _sink_reachable(reports)]
+    return conditions
 
 
-def _ready(facts: SubscriptionFacts, words: _Words) -> Verdict:
+def _ready(facts: SubscriptionFacts, reports: _Reports) -> ConditionResult:
     ready = ConditionType.READY
     if facts.problem:
         return no(ready, Reason.INVALID_SPEC, facts.problem)
@@ -205,31 +205,31 @@ def _ready(facts: SubscriptionFacts, words: _Words) -> Verdict:
         name = facts.relay.rpartition("/")[2]
         message = f'There is no OutboxRelay "{name}" in this namespace: create it, or correct spec.relayRef.name.'
         return no(ready, Reason.RELAY_NOT_FOUND, message)
-    if not words.relays:
-        return _nobody_answers(facts)
-    if not any(report.database_reachable for _, report in words.relays):
-        return _no_database(words)
-    if not words.subscriptions:
+    if not reports.relays:
+        return _unanswered(facts)
+    if not any(report.database_reachable for _, report in reports.relays):
+        return _no_database(reports)
+    if not reports.subscriptions:
         message = "Relays have not taken the configuration over yet: this resolves by itself."
         return no(ready, Reason.PROGRESSING, message)
-    if failed := [each for each in words.moving if each.state == "Failed"]:
+    if failed := [each for each in reports.moving if each.state == "Failed"]:
         error = failed[0].last_error or "The relay gave no reason."
-        reason = reason_given(failed[0].reason, Reason.SINK_NOT_SUPPORTED)
-        return no(ready, reason, where_to_put_it(reason, error))
-    paused = _paused(facts, words)
+        reason = parse_reason(failed[0].reason, Reason.SINK_NOT_SUPPORTED)
+        return no(ready, reason, with_secret_hint(reason, error))
+    paused = _paused(facts, reports)
     if paused.reason is Reason.PAUSED_BY_SPEC:
         return yes(ready, Reason.PAUSED_BY_SPEC, paused.message)
     if paused.reason is Reason.PAUSED_BY_COMMAND:
         return no(ready, Reason.PAUSED_BY_COMMAND, paused.message)
     if facts.pulled:
         return yes(ready, Reason.DELIVERING, "Consumers pull the events, and a relay reports the lag.")
-    for verdict in (_assigned(words), _sink_reachable(words)):
-        if verdict.status != "True":
-            return replace(verdict, type=ready)
+    for condition in (_assigned(reports), _sink_reachable(reports)):
+        if condition.status != "True":
+            return replace(condition, type=ready)
     return yes(ready, Reason.DELIVERING, "Every partition has a relay, and the destination answers.")
 
 
-def _nobody_answers(facts: SubscriptionFacts) -> Verdict:
+def _unanswered(facts: SubscriptionFacts) -> ConditionResult:
     if not facts.answers:
         message = "No relay runs: see the conditions of the OutboxRelay."
         return no(ConditionType.READY, Reason.NOT_ENOUGH_RELAYS, message)
@@ -238,50 +238,50 @@ def _nobody_answers(facts: SubscriptionFacts) -> Verdict:
     return unknown(ConditionType.READY, Reason.STARTING, not_reported(facts.answers))
 
 
-def _no_database(words: _Words) -> Verdict:
-    told = next((report for _, report in words.relays if report.message), None)
-    if told is None:
+def _no_database(reports: _Reports) -> ConditionResult:
+    failure = next((report for _, report in reports.relays if report.message), None)
+    if failure is None:
         return no(ConditionType.READY, Reason.DATABASE_UNREACHABLE, "No relay reaches the database.")
-    reason = reason_given(told.reason, Reason.DATABASE_UNREACHABLE)
-    return no(ConditionType.READY, reason, where_to_put_it(reason, told.message))
+    reason = parse_reason(failure.reason, Reason.DATABASE_UNREACHABLE)
+    return no(ConditionType.READY, reason, with_secret_hint(reason, failure.message))
 
 
-def _paused(facts: SubscriptionFacts, words: _Words) -> Verdict:
+def _paused(facts: SubscriptionFacts, reports: _Reports) -> ConditionResult:
     paused = ConditionType.PAUSED
     if facts.subscription is not None and facts.subscription.spec.state is State.PAUSED:
         return yes(paused, Reason.PAUSED_BY_SPEC, "Paused: set spec.state to Running to resume.")
-    if words.subscriptions and all(each.state == "Paused" for _, each in words.subscriptions):
+    if reports.subscriptions and all(each.state == "Paused" for _, each in reports.subscriptions):
         message = "Paused in the database by a command: run `mailboat resume`."
         return yes(paused, Reason.PAUSED_BY_COMMAND, message)
     return no(paused, Reason.RUNNING, "Not paused.")
 
 
-def _assigned(words: _Words) -> Verdict:
-    missing = [number for number, (pod, _) in words.held.items() if not pod]
+def _assigned(reports: _Reports) -> ConditionResult:
+    missing = [number for number, (pod, _) in reports.held.items() if not pod]
     if missing:
-        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        ids = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         message = (
-            f"{len(missing)} of {len(words.held)} partitions have no owner ({shown}): relays claim them within seconds."
+            f"{len(missing)} of {len(reports.held)} partitions have no owner ({ids}): relays claim them within seconds."
         )
         return no(ConditionType.ASSIGNED, Reason.PARTITIONS_WITHOUT_OWNER, message)
-    if hung := {pod: words.silent[pod] for pod, _ in words.held.values() if pod in words.silent}:
+    if hung := {pod: reports.silent[pod] for pod, _ in reports.held.values() if pod in reports.silent}:
         return no(ConditionType.ASSIGNED, Reason.RELAY_SILENT, named_silent(hung))
     return yes(ConditionType.ASSIGNED, Reason.ALL_ASSIGNED, "Every partition is held by a relay.")
 
 
-def _sink_reachable(words: _Words) -> Verdict:
-    if all(each.sink_reachable is not False for each in words.moving):
-        if any(each.sink_reachable is None for each in words.moving):
+def _sink_reachable(reports: _Reports) -> ConditionResult:
+    if all(each.sink_reachable is not False for each in reports.moving):
+        if any(each.sink_reachable is None for each in reports.moving):
             message = "The relays are connecting to the destination; it has not answered yet."
             return unknown(ConditionType.SINK_REACHABLE, Reason.CONNECTING, message)
         return yes(ConditionType.SINK_REACHABLE, Reason.REACHABLE, "The destination answers.")
-    error = next((each.last_error for each in words.moving if each.sink_reachable is False and each.last_error), "")
+    error = next((each.last_error for each in reports.moving if each.sink_reachable is False and each.last_error), "")
     message = "The destination can't be reached; no attempt is counted, and delivery resumes once it can."
     return no(ConditionType.SINK_REACHABLE, Reason.SINK_UNAVAILABLE, f"{message} {error}".strip())
 
 
-def _keys_blocked(words: _Words) -> Verdict:
-    if any(each.blocked for _, each in words.subscriptions):
+def _keys_blocked(reports: _Reports) -> ConditionResult:
+    if any(each.blocked for _, each in reports.subscriptions):
         message = "Keys stand still behind events that used up their attempts: see `mailboat parked`."
         return yes(ConditionType.KEYS_BLOCKED, Reason.ATTEMPTS_EXHAUSTED, message)
     return no(ConditionType.KEYS_BLOCKED, Reason.NOTHING_BLOCKED, "No key stands still.")

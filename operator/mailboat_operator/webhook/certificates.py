@@ -154,8 +154,8 @@ def renewed(
 def _is_usable(found: Certificates, names: Iterable[str], now: datetime) -> bool:
     """Return whether the API server can connect with the served certificate: trusted, not expired, for all names."""
     served = found.served.certificate
-    wanted = {str(_general_name(name).value) for name in names}  # an IPv6 address has several spellings
-    return served in found.trusted and now < served.not_valid_after_utc and _names_of(served) == wanted
+    expected = {str(_general_name(name).value) for name in names}  # an IPv6 address has several spellings
+    return served in found.trusted and now < served.not_valid_after_utc and _names_of(served) == expected
 
 
 def _with_unexpired(

@@ -99,7 +99,7 @@ class Injection:
     sidecar: Sidecar | None = None
 
 
-def wanted_relay(pod: Pod) -> str | None:
+def requested_relay(pod: Pod) -> str | None:
     """Return the name of the relay that a pod still needs; None if there is nothing to do."""
     metadata = pod.get("metadata") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
@@ -119,7 +119,7 @@ def inject(
     image: RelayImage,
 ) -> Injection:
     """Return the answer for a pod. Relay and subscriptions are API objects; ``relay`` is None if it does not exist."""
-    name = wanted_relay(pod)
+    name = requested_relay(pod)
     if name is None:
         return Injection(Outcome.NOT_ASKED)
     if relay is None:
@@ -128,17 +128,17 @@ def inject(
             "Create it, then restart the pod"
         )
     try:
-        wanted = OutboxRelay.model_validate(relay, by_alias=True, by_name=False)
+        resource = OutboxRelay.model_validate(relay, by_alias=True, by_name=False)
     except ValidationError:
         return left_out(f'OutboxRelay "{name}" is invalid: the pod starts without a relay. Its conditions say why')
-    if wanted.spec.runtime is not Runtime.SIDECAR:
+    if resource.spec.runtime is not Runtime.SIDECAR:
         return left_out(
             f'OutboxRelay "{name}" has runtime Deployment: no sidecar is needed. '
             f"Remove the label {RELAY_LABEL}, or set runtime: Sidecar"
         )
     if ((pod.get("spec") or {}).get("os") or {}).get("name") == "windows":
         return left_out(f'there are no relays for Windows: use runtime Deployment for OutboxRelay "{name}"')
-    return _injected(pod, wanted, _secrets(wanted, subscriptions), image)
+    return _injected(pod, resource, _secrets(resource, subscriptions), image)
 
 
 def trial(sidecar: Sidecar, namespace: str) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def trial(sidecar: Sidecar, namespace: str) -> dict[str, Any]:
     }
 
 
-def objection(refusal: str) -> str | None:
+def sidecar_error(refusal: str) -> str | None:
     """Extract the error in a sidecar from a refused trial, short enough for a warning; None if there is none.
 
     A policy or a third-party webhook may refuse any Deployment for other reasons, which do not apply to pods. Only the
@@ -200,8 +200,8 @@ def _injected(pod: Pod, relay: OutboxRelay, secrets: Sequence[str], image: Relay
     container = _sidecar(relay_container(relay.spec.template, image, secrets, port=port, sidecar=True), port, on_node)
     volumes = [_in_memory(each) for each in relay_volumes(relay.metadata.name, secrets)]
     volumes.append(_in_memory({"name": NO_TOKEN_VOLUME, "emptyDir": {"sizeLimit": "1Mi"}}))
-    if taken := _names_taken(pod, volumes):
-        return left_out(f"the pod has {taken} of its own: no relay was added. Rename it, then restart the pod")
+    if conflict := _name_conflict(pod, volumes):
+        return left_out(f"the pod has {conflict} of its own: no relay was added. Rename it, then restart the pod")
     if on_node:
         warnings.append(
             f"the relay listens on port {port} of the node: two such pods on one node need different ports "
@@ -210,12 +210,12 @@ def _injected(pod: Pod, relay: OutboxRelay, secrets: Sequence[str], image: Relay
     pull_secrets = [each.manifest() for each in relay.spec.template.image_pull_secrets]
     sidecar = Sidecar(container, tuple(volumes))
     patch = [
-        _put_first(pod, "initContainers", container),
+        _prepend(pod, "initContainers", container),
         *_append(pod, "volumes", volumes),
         *_append(
             pod, "imagePullSecrets", [each for each in pull_secrets if each not in _items(pod, "imagePullSecrets")]
         ),
-        *_annotate(pod, {INJECTED_ANNOTATION: sidecar.mark, **_written_port(pod, port)}),
+        *_annotate(pod, {INJECTED_ANNOTATION: sidecar.mark, **_port_annotation(pod, port)}),
     ]
     return Injection(Outcome.INJECTED, tuple(patch), tuple(map(_warning, warnings)), sidecar)
 
@@ -252,14 +252,14 @@ def _secrets(relay: OutboxRelay, subscriptions: Iterable[Mapping[str, Any]]) -> 
 
 def _port(pod: Pod) -> tuple[int | None, list[str]]:
     """Return the port for the relay, with warnings about it; None if there is no port for it."""
-    annotations, taken = (pod.get("metadata") or {}).get("annotations") or {}, _ports(pod)
+    annotations, used = (pod.get("metadata") or {}).get("annotations") or {}, _ports(pod)
     port = chosen_port(annotations)
-    if port is not None and port in taken and PORT_ANNOTATION in annotations:
+    if port is not None and port in used and PORT_ANNOTATION in annotations:
         return None, [
             f"a container of the pod has port {port}, which {PORT_ANNOTATION} gives to the relay: it starts without "
             "one. Choose another port, then restart the pod"
         ]
-    free = port if port is not None and port not in taken else next(each for each in _USUAL if each not in taken)
+    free = port if port is not None and port not in used else next(each for each in _USUAL if each not in used)
     if port is None:
         return free, [f"{PORT_ANNOTATION} is no port (1 to 65535): the relay listens on {free}"]
     if free != port:
@@ -267,10 +267,10 @@ def _port(pod: Pod) -> tuple[int | None, list[str]]:
     return free, []
 
 
-def _written_port(pod: Pod, port: int) -> dict[str, str]:
+def _port_annotation(pod: Pod, port: int) -> dict[str, str]:
     """Return the port annotation from which the operator finds the relay, unless the pod already has it."""
-    known = chosen_port((pod.get("metadata") or {}).get("annotations") or {}) or PORT
-    return {} if known == port else {PORT_ANNOTATION: str(port)}
+    current = chosen_port((pod.get("metadata") or {}).get("annotations") or {}) or PORT
+    return {} if current == port else {PORT_ANNOTATION: str(port)}
 
 
 def _ports(pod: Pod) -> set[int]:
@@ -278,19 +278,19 @@ def _ports(pod: Pod) -> set[int]:
     return {port.get("containerPort") for each in containers for port in each.get("ports") or ()}
 
 
-def _names_taken(pod: Pod, volumes: Iterable[Mapping[str, Any]]) -> str | None:
+def _name_conflict(pod: Pod, volumes: Iterable[Mapping[str, Any]]) -> str | None:
     containers = [*_items(pod, "containers"), *_items(pod, "initContainers")]
     if any(each.get("name") == CONTAINER for each in containers):
         return f'a container called "{CONTAINER}"'
-    taken = {each.get("name") for each in _items(pod, "volumes")} & {each["name"] for each in volumes}
-    return f'a volume called "{min(taken)}"' if taken else None
+    conflicts = {each.get("name") for each in _items(pod, "volumes")} & {each["name"] for each in volumes}
+    return f'a volume called "{min(conflicts)}"' if conflicts else None
 
 
 def _items(pod: Pod, field: str) -> list[Any]:
     return (pod.get("spec") or {}).get(field) or []
 
 
-def _put_first(pod: Pod, field: str, item: Mapping[str, Any]) -> dict[str, Any]:
+def _prepend(pod: Pod, field: str, item: Mapping[str, Any]) -> dict[str, Any]:
     if _items(pod, field):
         return {"op": "add", "path": f"/spec/{field}/0", "value": item}
     return {"op": "add", "path": f"/spec/{field}", "value": [item]}

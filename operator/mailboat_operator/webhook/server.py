@@ -43,9 +43,9 @@ from mailboat_operator.webhook.injection import (
     failed,
     inject,
     left_out,
-    objection,
+    requested_relay,
+    sidecar_error,
     trial,
-    wanted_relay,
 )
 
 log = logging.getLogger(__name__)
@@ -59,18 +59,18 @@ _MEMORY: Final = 3 * 1024 * 1024
 """Bytes of all concurrent reviews: 72 MiB when parsed, at worst."""
 _LEAST: Final = 256 * 1024
 """Minimum bytes reserved per review, which bounds the number of concurrent reviews to 12."""
-_MOST_WAITING: Final = 64
+_MAX_WAITERS: Final = 64
 _LISTS: Final = 2
 """Concurrent lists of subscriptions: one of 2,000 takes some 40 MiB."""
 _SHARE: Final = 0.6
 """Share of the API server's webhook timeout for reads from it. After the timeout it continues without an answer."""
 _ANSWER_WITHIN: Final = 3.0
 """Seconds, if the request carries no timeout."""
-_AGAIN_AFTER: Final = 0.2
+_RETRY_AFTER: Final = 0.2
 """Seconds until a failed read from the API server is retried."""
 _LONGEST: Final = 30
 """Seconds: the maximum timeout of any webhook in Kubernetes."""
-_REMEMBERED: Final = 1000
+_MAX_ACCEPTED: Final = 1000
 """Number of sidecar variants remembered as accepted."""
 
 
@@ -105,9 +105,9 @@ class Webhook:
         self._namespaces = namespaces
         self._version: tuple[int, int] | None = None
         self._accepted: set[str] = set()
-        self._memory = Memory(_MEMORY, _MOST_WAITING)
+        self._memory = Memory(_MEMORY, _MAX_WAITERS)
         self._lists = asyncio.Semaphore(_LISTS)
-        self.leaving = False
+        self.draining = False
         """Continue to answer, but close each connection afterwards: the next request goes to another replica."""
 
     def application(self) -> web.Application:
@@ -117,14 +117,14 @@ class Webhook:
 
     async def _review(self, request: web.Request) -> web.Response:
         clock = asyncio.get_running_loop().time
-        until = clock() + time_to_answer(request.query.get("timeout"))
+        until = clock() + answer_timeout(request.query.get("timeout"))
         size = request.content_length
         if size is not None and size > _LARGEST:
             return _refusal(413, "This is larger than the review of any pod.")
         try:
-            async with asyncio.timeout_at(until) as patience, self._memory.reserved(max(size or _LARGEST, _LEAST)):
+            async with asyncio.timeout_at(until) as timeout, self._memory.reserved(max(size or _LARGEST, _LEAST)):
                 body = await read_body(request, _LARGEST)
-                patience.reschedule(None)
+                timeout.reschedule(None)
                 return await self._reviewed(body, until - clock())
         except BodyTooLarge:
             return _refusal(413, "This is larger than the review of any pod.")
@@ -135,49 +135,49 @@ class Webhook:
 
     async def _reviewed(self, body: bytes, within: float) -> web.Response:
         try:
-            asked = json.loads(body)["request"]
-            uid = asked["uid"]
+            request = json.loads(body)["request"]
+            uid = request["uid"]
         except (ValueError, KeyError, TypeError, RecursionError):
             return _refusal(400, "This is no AdmissionReview with a request.")
         with self._metrics.seconds.time():
-            answer = await self.answer(asked, within)
+            answer = await self.answer(request, within)
         self._metrics.requests.labels(answer.outcome.value).inc()
         response = web.json_response(_review_of(uid, answer))
-        if self.leaving:
+        if self.draining:
             response.force_close()
         return response
 
-    async def answer(self, asked: Object, within: float = _ANSWER_WITHIN) -> Injection:
+    async def answer(self, request: Object, within: float = _ANSWER_WITHIN) -> Injection:
         """Return the injection for one pod. Never raises."""
-        where = {"namespace": asked.get("namespace"), "uid": asked.get("uid")}
+        context = {"namespace": request.get("namespace"), "uid": request.get("uid")}
         try:
             async with asyncio.timeout(within):
-                answer = await self._answer_at_last(asked)
+                answer = await self._answer_with_retry(request)
         except Exception as error:
-            log.exception("Webhook failed, pod starts without its relay", extra=where)
+            log.exception("Webhook failed, pod starts without its relay", extra=context)
             reason = "the API server did not answer in time" if isinstance(error, TimeoutError) else "an error"
             return failed(f"the relay could not be added ({reason}; the operator's log says more). Restart the pod")
         if answer.warnings:
-            log.info("Injection: %s.", answer.outcome, extra={**where, "warnings": answer.warnings})
+            log.info("Injection: %s.", answer.outcome, extra={**context, "warnings": answer.warnings})
         return answer
 
-    async def _answer_at_last(self, asked: Object) -> Injection:
+    async def _answer_with_retry(self, request: Object) -> Injection:
         """Retry while the API server is unavailable: a short outage must not cost a pod its relay."""
         while True:
             try:
-                return await self._answer(asked)
+                return await self._answer(request)
             except (ApiUnavailable, Throttled) as error:
                 log.info("Review of a pod retried", extra={"error": str(error)})
-                await asyncio.sleep(_AGAIN_AFTER)
+                await asyncio.sleep(_RETRY_AFTER)
 
-    async def _answer(self, asked: Object) -> Injection:
-        pod = asked.get("object")
-        if asked.get("operation") != "CREATE" or not isinstance(pod, dict) or asked.get("subResource"):
+    async def _answer(self, request: Object) -> Injection:
+        pod = request.get("object")
+        if request.get("operation") != "CREATE" or not isinstance(pod, dict) or request.get("subResource"):
             return Injection(Outcome.NOT_ASKED)
-        name = wanted_relay(pod)
+        name = requested_relay(pod)
         if name is None:
             return Injection(Outcome.NOT_ASKED)
-        namespace = str(asked["namespace"])
+        namespace = str(request["namespace"])
         if self._namespaces and namespace not in self._namespaces:
             return left_out(f"the operator does not watch namespace {namespace}. Add it to --namespace")
         if self._version is None:
@@ -194,29 +194,29 @@ class Webhook:
             # In a thread: parsing thousands of subscriptions takes seconds and would block the event loop.
             answer = await asyncio.to_thread(inject, pod, namespace, relay, subscriptions.items, self._image)
             del subscriptions
-        if answer.sidecar is not None and (reason := await self._objection(answer.sidecar, namespace)):
+        if answer.sidecar is not None and (reason := await self._dry_run_error(answer.sidecar, namespace)):
             return left_out(f'the template of OutboxRelay "{name}" is invalid, mend it and restart the pod: {reason}')
         return answer
 
-    async def _objection(self, sidecar: Sidecar, namespace: str) -> str | None:
+    async def _dry_run_error(self, sidecar: Sidecar, namespace: str) -> str | None:
         """Return why the API server would refuse a pod with this sidecar. One dry run per sidecar variant."""
         if sidecar.mark in self._accepted:
             return None
         try:
             await self._kube.create(DEPLOYMENT, trial(sidecar, namespace), dry_run=True)
         except KubeError as error:
-            if isinstance(error, Invalid) and (reason := objection(str(error))) is not None:
+            if isinstance(error, Invalid) and (reason := sidecar_error(str(error))) is not None:
                 log.info("Sidecar refused by the API server in a dry run", extra={"error": str(error)})
                 return reason
             log.warning("Dry run of a sidecar failed, sidecar injected", extra={"error": str(error)})
             return None
-        if len(self._accepted) >= _REMEMBERED:
+        if len(self._accepted) >= _MAX_ACCEPTED:
             self._accepted.clear()
         self._accepted.add(sidecar.mark)
         return None
 
 
-def time_to_answer(given: str | None) -> float:
+def answer_timeout(given: str | None) -> float:
     """Return the time limit for an answer. ``given``: timeout sent by the API server, such as ``10s``."""
     seconds = re.fullmatch(r"(\d{1,2})s", given or "")
     return _SHARE * min(int(seconds[1]), _LONGEST) if seconds else _ANSWER_WITHIN

@@ -5,7 +5,7 @@ logged, and the previous one is served on.
 
 OpenSSL reads the certificate of a context at the start of each handshake: loading another one into a live context
 affects new connections only. Python loads certificates from files only. If the system has memory files (memfd), no
-private key is written to disk, and a read-only root filesystem is no obstacle.
+private key is written to disk, and a read-only root filesystem is no problem.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from mailboat_operator.webhook.certificates import CERTIFICATE, CERTIFICATE_KEY
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY: Final = 10.0
-_LOOK_AT_FIRST: Final = 0.5
+POLL_EVERY: Final = 10.0
+_POLL_EVERY_AT_START: Final = 0.5
 """Seconds between polls while there is no certificate: the leader may be creating it."""
 
 Pair = tuple[bytes, bytes]
@@ -95,21 +95,21 @@ def from_folder(folder: Path) -> Source:
     return read
 
 
-async def follow(source: Source, served: ServedCertificate, every: float = LOOK_EVERY) -> None:
+async def follow(source: Source, served: ServedCertificate, every: float = POLL_EVERY) -> None:
     """Poll the source and serve its certificate, until cancelled."""
-    complaint = ""
+    last_error = ""
     while True:
         try:
             pair = await source()
             if pair is not None and served.load(*pair):
                 log.info("Serving certificate loaded")
-            complaint = ""
+            last_error = ""
         except (KubeError, CertificateUnusable, OSError) as error:
-            if str(error) != complaint:
-                goes_on = "the previous one stays in use" if served.ready else "there is none to serve"
-                log.warning("No new certificate: %s.", goes_on, extra={"error": str(error)})
-            complaint = str(error)
-        await asyncio.sleep(every if served.ready else min(every, _LOOK_AT_FIRST))
+            if str(error) != last_error:
+                consequence = "the previous one stays in use" if served.ready else "there is none to serve"
+                log.warning("No new certificate: %s.", consequence, extra={"error": str(error)})
+            last_error = str(error)
+        await asyncio.sleep(every if served.ready else min(every, _POLL_EVERY_AT_START))
 
 
 def _new_context() -> ssl.SSLContext:

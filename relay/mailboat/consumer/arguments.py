@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mailboat_spec.redaction import looks_secret
+from mailboat_spec.redaction import is_secret_setting
 
 SOURCE_SECRET: Final = "source"
 STORE_SECRET: Final = "idempotency"
@@ -39,13 +39,13 @@ class Kafka:
             "topic": self.topic,
             "group": self.group,
             "groupProtocol": self.group_protocol,
-            "config": {name: value for name, value in self.config.items() if not looks_secret(name)},
+            "config": {name: value for name, value in self.config.items() if not is_secret_setting(name)},
             "configSecretRef": {"name": SOURCE_SECRET} if self.secrets() else None,
         }
         return {"source": {"kafka": kafka}}
 
     def secrets(self) -> Values:
-        found = {name: value for name, value in self.config.items() if looks_secret(name)}
+        found = {name: value for name, value in self.config.items() if is_secret_setting(name)}
         return {SOURCE_SECRET: found} if found else {}
 
 

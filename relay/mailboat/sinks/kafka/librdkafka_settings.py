@@ -56,7 +56,7 @@ def client_settings(
     """Return the settings of any client of this sink: addresses, login, user's settings. Raises ``ConfigError``."""
     for origin, names in (("spec.sink.kafka.config", config), ("the Secret of configSecretRef", context.secrets)):
         for name in names:
-            if (why := kafka_settings.objection(name, allowed)) is not None:
+            if (why := kafka_settings.refusal_reason(name, allowed)) is not None:
                 raise ConfigError(f"{context.subscription}: {origin}: {name} {why}")
     return {
         "client.id": "mailboat",  # not the subscription's name: sinks with the same settings share a producer
