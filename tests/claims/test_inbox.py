@@ -17,7 +17,7 @@ from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Claimed, Cl
 from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.dispatch import Dispatcher, NotHandled
 from mailboat.consumer.handlers import handler
-from mailboat.consumer.pull_statements import Wanted
+from mailboat.consumer.pull_statements import PullArguments
 from mailboat.consumer.received_event import Event
 from mailboat.consumer.transactions import Psycopg, PsycopgAsync, SqlAlchemy, SqlAlchemyAsync
 from mailboat.errors import ConfigError
@@ -26,7 +26,7 @@ from support.databases import logged_in
 from support.wait import await_until
 
 NAME = "shop/billing"
-WANTED = Wanted(NAME, None, None)
+ARGUMENTS = PullArguments(NAME, None, None)
 E1, E2 = str(uuid4()), str(uuid4())
 
 
@@ -173,10 +173,10 @@ async def execution(request: pytest.FixtureRequest, inbox_database: Database) ->
     url, sqlalchemy_url = inbox_database.url, inbox_database.url.replace("postgresql:", "postgresql+psycopg:")
     engine, async_engine = create_engine(sqlalchemy_url), create_async_engine(sqlalchemy_url)
     openers: dict[Any, Opener] = {
-        psycopg_async: lambda: PsycopgAsync.open(url, WANTED),
-        psycopg_sync: lambda: Psycopg.open(url, WANTED),
-        sqlalchemy_async: lambda: SqlAlchemyAsync.open(async_engine, WANTED),
-        sqlalchemy_sync: lambda: SqlAlchemy.open(engine, WANTED),
+        psycopg_async: lambda: PsycopgAsync.open(url, ARGUMENTS),
+        psycopg_sync: lambda: Psycopg.open(url, ARGUMENTS),
+        sqlalchemy_async: lambda: SqlAlchemyAsync.open(async_engine, ARGUMENTS),
+        sqlalchemy_sync: lambda: SqlAlchemy.open(engine, ARGUMENTS),
     }
     execution = InboxExecution(openers[request.param], consumer=NAME)
     execution.effect = request.param  # type: ignore[attr-defined]
@@ -224,7 +224,7 @@ async def test_effect_and_mark_commit_together_or_not_at_all(
 
 
 async def test_a_handler_that_hides_an_error_or_rolls_back_is_not_taken_for_done(inbox_database: Database) -> None:
-    execution = InboxExecution(lambda: PsycopgAsync.open(inbox_database.url, WANTED), consumer=NAME)
+    execution = InboxExecution(lambda: PsycopgAsync.open(inbox_database.url, ARGUMENTS), consumer=NAME)
 
     async def hides(event: Event, tx: psycopg.AsyncConnection[Any]) -> None:
         try:

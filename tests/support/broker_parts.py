@@ -52,7 +52,7 @@ class FakeSource:
 
     def __init__(self) -> None:
         self.settled: list[Record] = []
-        self.given_back: list[Record] = []
+        self.released: list[Record] = []
         self.receiver: Receiver | None = None
         self.partitions: set[int] = set()
 
@@ -68,8 +68,8 @@ class FakeSource:
     def settle(self, record: Record) -> None:
         self.settled.append(record)
 
-    def give_back(self, record: Record) -> None:
-        self.given_back.append(record)
+    def release(self, record: Record) -> None:
+        self.released.append(record)
 
     def state(self) -> SourceState:
         return SourceState(connected=self.receiver is not None)

@@ -76,7 +76,7 @@ class Claimer:
         """Ids of events that the store may have claimed without an answer."""
 
     async def run(self) -> None:
-        in_flight, away = self._in_flight, self._lifecycle.claims_away
+        in_flight, availability = self._in_flight, self._lifecycle.claims_availability
         while True:
             self._start_suspect()
             works = self._next_heads()
@@ -90,10 +90,10 @@ class Claimer:
             in_flight.claiming.update(works)
             try:
                 answers = await self._claims.claim([Claim(work.id, work.record.event.replay) for work in works])
-                away.succeeded()
+                availability.succeeded()
             except ClaimsUnavailable as error:
                 self._unanswered.update(work.id for work in works)
-                await self._without_claims(works, away.failed(str(error)))
+                await self._without_claims(works, availability.failed(str(error)))
                 continue
             finally:
                 in_flight.claiming.difference_update(works)
@@ -105,13 +105,13 @@ class Claimer:
 
     async def _release_unanswered(self) -> None:
         """Release claims without an answer, except of events that this process holds."""
-        away = self._lifecycle.claims_away
+        availability = self._lifecycle.claims_availability
         try:
             await self._claims.release([each for each in self._unanswered if each not in self._in_flight.ids])
         except ClaimsUnavailable as error:
-            await asyncio.sleep(away.failed(str(error)))
+            await asyncio.sleep(availability.failed(str(error)))
         else:
-            away.succeeded()
+            availability.succeeded()
             self._unanswered.clear()
 
     def _next_heads(self) -> list[Work]:
@@ -154,7 +154,7 @@ class Claimer:
     async def _without_claims(self, works: list[Work], delay: float) -> None:
         """The store is unavailable: let the lanes stand, or handle the events without it."""
         in_flight = self._in_flight
-        standing = []
+        heads = []
         for work in works:
             if work.interrupted is not None:
                 self._forget(work)
@@ -163,12 +163,12 @@ class Claimer:
                 self._lifecycle.counts.unclaimed += 1
                 in_flight.claimed.append(work)
             else:
-                in_flight.let_go(work)
-                standing.append(work)
+                in_flight.remove(work)
+                heads.append(work)
         if self._settings.handle_unclaimed:
             in_flight.wake_worker()
             return
-        in_flight.lanes.put_back(standing)
+        in_flight.lanes.requeue(heads)
         await asyncio.sleep(delay)
 
     def _answered(self, work: Work, answer: Answer) -> None:
@@ -180,7 +180,7 @@ class Claimer:
         elif work.interrupted is not None:
             self._forget(work)
         else:
-            self._in_flight.let_go(work)
+            self._in_flight.remove(work)
             self._in_flight.park(work, answer.seconds, "ClaimedByAnother" if work.cause is None else work.cause)
 
     def _claimed(self, work: Work, attempt: int, redeliveries: int) -> None:
@@ -189,7 +189,7 @@ class Claimer:
         work.attempt, work.redeliveries = attempt, redeliveries
         self._lifecycle.counts.takeovers += redeliveries > 0
         if work.interrupted is not None or in_flight.stopped:
-            self._lifecycle.give_back(work)
+            self._lifecycle.release(work)
         elif not redeliveries or attempt != self._settings.max_attempts:
             in_flight.claimed.append(work)
         elif in_flight.suspect is None:
@@ -201,8 +201,8 @@ class Claimer:
 
     def _forget(self, work: Work) -> None:
         """The partition was revoked while the event was being claimed."""
-        self._in_flight.let_go(work)
-        self._source.give_back(work.record)
+        self._in_flight.remove(work)
+        self._source.release(work.record)
         self._in_flight.lanes.finish(work)
 
     def _start_suspect(self) -> None:
@@ -210,7 +210,7 @@ class Claimer:
         in_flight, suspect = self._in_flight, self._in_flight.suspect
         if suspect is None or in_flight.suspect_started:
             return
-        if in_flight.held == in_flight.burying | {suspect}:
+        if in_flight.held == in_flight.pending_dead_letters | {suspect}:
             log.warning(
                 "Event handled alone, since its consumers died", extra=suspect.log_fields(self._settings.consumer)
             )

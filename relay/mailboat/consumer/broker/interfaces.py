@@ -81,7 +81,7 @@ class SourceState:
     """What a source reports to /status and /metrics."""
 
     connected: bool = False
-    trouble: str | None = None
+    error: str | None = None
     """Why the broker is unavailable; None if it is available."""
     partitions: Mapping[int, PartitionState] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ class Source(Protocol):
         Kafka commits up to the first record that is not settled. Pub/Sub acknowledges the message.
         """
 
-    def give_back(self, record: Record) -> None:
+    def release(self, record: Record) -> None:
         """The record was not handled and will not be by this consumer. Kafka: nothing to do; Pub/Sub: nack."""
 
     def state(self) -> SourceState:

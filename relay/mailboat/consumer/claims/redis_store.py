@@ -118,14 +118,14 @@ class RedisClaims:
             await client.aclose()
 
     async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
-        ours = self._renewal.among([claim.event_id for claim in claims])
-        wanted = [claim for claim in claims if claim.event_id not in ours] if ours else claims
-        event_ids = [claim.event_id for claim in wanted]
-        replays = [("1" if claim.replay else "0",) for claim in wanted] if any(each.replay for each in wanted) else ()
+        held = self._renewal.among([claim.event_id for claim in claims])
+        pending = [claim for claim in claims if claim.event_id not in held] if held else claims
+        event_ids = [claim.event_id for claim in pending]
+        replays = [("1" if claim.replay else "0",) for claim in pending] if any(each.replay for each in pending) else ()
         texts = await self._run(self._call("claim", event_ids, (self._lease_ms, self._ttl), replays))
         answers = [_FIRST if text == _NEW else answer_of(text) for text in texts]
         self._renewal.hold([id_ for id_, found in zip(event_ids, answers, strict=True) if isinstance(found, Claimed)])
-        if not ours:
+        if not held:
             return answers
         found = dict(zip(event_ids, answers, strict=True))
         return [found.get(claim.event_id, Busy(self._lease / 3)) for claim in claims]
@@ -202,11 +202,11 @@ class RedisClaims:
 
     def _restore(self, event_ids: Sequence[str]) -> list[str]:
         answers = self._run_in_thread(self._call("claim", event_ids, (self._lease_ms, self._ttl)))
-        mine = {event_id for event_id, text in zip(event_ids, answers, strict=True) if text[0] == "m"}
-        settled = [event_id for event_id in mine if not self._renewal.holds(event_id)]
+        claimed = {event_id for event_id, text in zip(event_ids, answers, strict=True) if text[0] == "m"}
+        settled = [event_id for event_id in claimed if not self._renewal.holds(event_id)]
         if settled:  # settled in the meantime: the claim must not stay behind
             self._run_in_thread(self._call("fail", settled, (self._ttl,), [(0, "0")] * len(settled)))
-        return [event_id for event_id in event_ids if event_id not in mine]
+        return [event_id for event_id in event_ids if event_id not in claimed]
 
     def _check(self) -> None:
         try:

@@ -161,25 +161,25 @@ def unavailable(error: Exception, where: object) -> ClaimsUnavailable:
     """Return the error for the engine: what happened, where, what to do; no password and no key."""
     match error:
         case AuthenticationError():
-            told = "refuses the user name or the password: check the URL in the Secret"
+            reason = "refuses the user name or the password: check the URL in the Secret"
         case BusyLoadingError():
-            told = "is loading its data after a restart"
+            reason = "is loading its data after a restart"
         case OutOfMemoryError():
-            told = "is full and refuses to write: raise maxmemory, or shorten the time that events are remembered"
+            reason = "is full and refuses to write: raise maxmemory, or shorten the time that events are remembered"
         case ReadOnlyError():
-            told = "is a read-only replica: the URL must lead to the primary"
+            reason = "is a read-only replica: the URL must lead to the primary"
         case NoPermissionError():
             command = re.search(r"'([\w|]+)' command", str(error))
-            what = command[1] if command else "a key"
-            told = f"refuses {what} to this user (NOPERM): docs/idempotency.md lists the rights that are needed"
+            denied = command[1] if command else "a key"
+            reason = f"refuses {denied} to this user (NOPERM): docs/idempotency.md lists the rights that are needed"
         case _ if re.search("can't run this command|ACL failure", str(error)):  # a command inside a script
-            told = "refuses GET or SET to this user: docs/idempotency.md lists the rights that are needed"
+            reason = "refuses GET or SET to this user: docs/idempotency.md lists the rights that are needed"
         case TimeoutError():
-            told = "did not answer in time"
+            reason = "did not answer in time"
         case ConnectionError() | OSError() if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            told = "has a certificate that is not trusted: name the file of its CA"
+            reason = "has a certificate that is not trusted: name the file of its CA"
         case ConnectionError() | OSError():
-            told = "can't be reached, or closed the connection"
+            reason = "can't be reached, or closed the connection"
         case _:
-            told = f"answered with an error: {str(error).partition(' script:')[0][:200]}"
-    return ClaimsUnavailable(f"Redis at {where} {told}")
+            reason = f"answered with an error: {str(error).partition(' script:')[0][:200]}"
+    return ClaimsUnavailable(f"Redis at {where} {reason}")
