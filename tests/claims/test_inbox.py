@@ -13,7 +13,15 @@ import pytest_asyncio
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Claimed, ClaimsUnavailable, FailedAttempt, Finished
+from mailboat.consumer.broker.interfaces import (
+    Busy,
+    Claim,
+    Claimed,
+    ClaimReply,
+    ClaimsUnavailable,
+    FailedAttempt,
+    Finished,
+)
 from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.dispatch import Dispatcher, NotHandled
 from mailboat.consumer.handlers import handler
@@ -60,9 +68,9 @@ def event(event_id: str = E1) -> Event:
     return Event(id=UUID(event_id), type="order.placed", created_at=datetime.now(UTC))
 
 
-async def claimed(store: InboxClaims, event_id: str = E1, *, replay: bool = False) -> Answer:
-    (answer,) = await store.claim([Claim(event_id, replay)])
-    return answer
+async def claimed(store: InboxClaims, event_id: str = E1, *, replay: bool = False) -> ClaimReply:
+    (reply,) = await store.claim([Claim(event_id, replay)])
+    return reply
 
 
 # -- attempts ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mailboat.consumer import Event, Ignore, Refuse, RetryLater
 from mailboat.consumer.broker import claimer
-from mailboat.consumer.broker.interfaces import Answer, Claim, ClaimsUnavailable
+from mailboat.consumer.broker.interfaces import Claim, ClaimReply, ClaimsUnavailable
 from mailboat.consumer.broker.kafka_offsets import Progress
 from mailboat.consumer.broker.lanes import Lanes
 from support.broker_parts import FakeClaims, FakeSource, record, running
@@ -203,11 +203,11 @@ async def test_a_claim_without_a_reply_is_released_if_its_partition_was_revoked(
     class LostReply(FakeClaims):
         lost = True
 
-        async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
-            answers = await super().claim(claims)
+        async def claim(self, claims: Sequence[Claim]) -> list[ClaimReply]:
+            replies = await super().claim(claims)
             if self.lost:
                 raise ClaimsUnavailable("the reply was lost")
-            return answers
+            return replies
 
     claims, handled = LostReply(), []
 
@@ -349,7 +349,7 @@ async def test_events_are_claimed_while_earlier_ones_are_handled(monkeypatch: py
     class SlowClaims(FakeClaims):
         calling = False
 
-        async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
+        async def claim(self, claims: Sequence[Claim]) -> list[ClaimReply]:
             self.calling = True
             for _ in range(5):
                 await asyncio.sleep(0)

@@ -14,10 +14,10 @@ from uuid import uuid4
 from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
 from mailboat.consumer.broker.execution import PlainExecution
 from mailboat.consumer.broker.interfaces import (
-    Answer,
     Busy,
     Claim,
     Claimed,
+    ClaimReply,
     ClaimsUnavailable,
     DeadLettersUnavailable,
     DeadRecord,
@@ -97,12 +97,12 @@ class FakeClaims:
 
     async def close(self) -> None: ...
 
-    async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
+    async def claim(self, claims: Sequence[Claim]) -> list[ClaimReply]:
         await asyncio.sleep(0)
         self._call("claim", len(claims))
-        return [self._answer(each) for each in claims]
+        return [self._reply(each) for each in claims]
 
-    def _answer(self, claim: Claim) -> Answer:
+    def _reply(self, claim: Claim) -> ClaimReply:
         state, attempts = self.states.get(claim.event_id, ("new", 0))
         if state == "done" or (state == "dead" and not claim.replay):
             return Finished(dead=state == "dead")

@@ -177,15 +177,15 @@ async def _replay(
 
 def _refuse_orphaned(plan: dead_letters.ReplayPlan) -> None:
     """Report orphaned dead letters. Raise ``ConfigError`` only if there are no others to replay."""
-    sentences = [
+    messages = [
         f"{each.dead_id} {_named(each)}: its subscription was deleted, and no relay would send it. It stays: create a"
         f" subscription {each.subscription} again, and replay it then."
         for each in plan.orphaned
     ]
-    if sentences and not (plan.replay or plan.waiting):
-        raise ConfigError("\n".join(sentences))
-    for sentence in sentences:
-        click.echo(sentence)
+    if messages and not (plan.replay or plan.waiting):
+        raise ConfigError("\n".join(messages))
+    for message in messages:
+        click.echo(message)
 
 
 def _refuse_replayed(found: Sequence[Candidate]) -> None:

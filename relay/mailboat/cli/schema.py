@@ -165,5 +165,5 @@ def _for_each_outbox(
     asyncio.run(run())
 
 
-def _print(outbox: Outbox, sentence: str) -> None:
-    click.echo(f"{full_name(outbox.relay)}: {safe(sentence)}")
+def _print(outbox: Outbox, message: str) -> None:
+    click.echo(f"{full_name(outbox.relay)}: {safe(message)}")

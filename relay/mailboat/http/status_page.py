@@ -61,8 +61,8 @@ def _relay(relay: RelayStatus) -> str:
     retention = f"retention is blocked: {relay.retention_blocked}" if relay.retention_blocked else ""
     remarks = [relay.message, retention, relay.old_snapshot]
     shown = relay.subscriptions[:_MOST_ROWS]
-    left_out = len(relay.subscriptions) - len(shown)
-    more = f"<p class=quiet>and {left_out} more subscriptions: see /status</p>" if left_out else ""
+    omitted = len(relay.subscriptions) - len(shown)
+    more = f"<p class=quiet>and {omitted} more subscriptions: see /status</p>" if omitted else ""
     return (
         f"<h2>{_text(relay.name)} <span class={state}>{_text(relay.state)}</span></h2>"
         f"<p class=quiet>relay {_text(relay.relay)}, outbox {_text(relay.outbox)}{peers}</p>"

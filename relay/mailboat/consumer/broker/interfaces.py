@@ -150,7 +150,7 @@ class Busy:
     seconds: float
 
 
-Answer = Claimed | Finished | Busy
+ClaimReply = Claimed | Finished | Busy
 
 
 class ClaimsUnavailable(MailboatError):
@@ -182,7 +182,7 @@ class ClaimStore(Protocol):
 
     async def open(self) -> None: ...
 
-    async def claim(self, claims: Sequence[Claim]) -> list[Answer]: ...
+    async def claim(self, claims: Sequence[Claim]) -> list[ClaimReply]: ...
 
     async def done(self, event_ids: Sequence[str]) -> list[bool]:
         """Mark as done. False: the claim was lost to another consumer in the meantime (an overlap)."""

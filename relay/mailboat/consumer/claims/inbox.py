@@ -18,10 +18,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 from mailboat.consumer.broker.interfaces import (
-    Answer,
     Busy,
     Claim,
     Claimed,
+    ClaimReply,
     ClaimsUnavailable,
     Dispatch,
     FailedAttempt,
@@ -104,15 +104,15 @@ class InboxClaims:
             log.debug("The inbox could not be left: %s", error)
         await self._connection.close()
 
-    async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
+    async def claim(self, claims: Sequence[Claim]) -> list[ClaimReply]:
         pending = [claim for claim in claims if claim.event_id not in self._claimed]
         if not pending:
             return [Busy(self._lease.total_seconds() / 3)] * len(claims)
         ids = [claim.event_id for claim in pending]
         replays = [claim.event_id for claim in pending if claim.replay]
         rows = await self._execute(_CLAIM, [*self._owner, self._lease, list(self._claimed), ids, replays])
-        found: dict[str, Answer] = {event_id: _answer(row) for event_id, row in zip(ids, rows, strict=True)}
-        claimed = {event_id: answer for event_id, answer in found.items() if isinstance(answer, Claimed)}
+        found: dict[str, ClaimReply] = {event_id: _reply(row) for event_id, row in zip(ids, rows, strict=True)}
+        claimed = {event_id: reply for event_id, reply in found.items() if isinstance(reply, Claimed)}
         self._claimed.update(claimed)
         self._renewal.hold(list(claimed))
         return [found.get(claim.event_id, Busy(self._lease.total_seconds() / 3)) for claim in claims]
@@ -191,7 +191,7 @@ class InboxClaims:
             raise unavailable(error, self._consumer) from error
 
 
-def _answer(row: tuple[Any, ...]) -> Answer:
+def _reply(row: tuple[Any, ...]) -> ClaimReply:
     state, attempt, deaths, wait = row
     match state:
         case "claimed":

@@ -94,11 +94,11 @@ def run(
         try:
             commands = _commands(call, cluster, replication)
             if len(commands) == 1:
-                return _answers([client.execute_command(*commands[0])], replication)
+                return _replies([client.execute_command(*commands[0])], replication)
             with client.pipeline(**_kind(cluster)) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
-                return _answers(pipeline.execute(raise_on_error=False), replication)
+                return _replies(pipeline.execute(raise_on_error=False), replication)
         except NoScriptError:
             client.script_load(script(call.name)[0])
         except _REPEATED:
@@ -118,11 +118,11 @@ async def arun(
         try:
             commands = _commands(call, cluster, replication)
             if len(commands) == 1:
-                return _answers([await client.execute_command(*commands[0])], replication)
+                return _replies([await client.execute_command(*commands[0])], replication)
             async with client.pipeline(**_kind(cluster)) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
-                return _answers(await pipeline.execute(raise_on_error=False), replication)
+                return _replies(await pipeline.execute(raise_on_error=False), replication)
         except NoScriptError:
             await client.script_load(script(call.name)[0])
         except _REPEATED:
@@ -145,16 +145,16 @@ def _commands(call: ScriptCall, cluster: bool, replication: Replication) -> list
     return commands
 
 
-def _answers(results: list[Any], replication: Replication) -> ScriptReplies:
+def _replies(results: list[Any], replication: Replication) -> ScriptReplies:
     for result in results:
         if isinstance(result, Exception):
             raise result
     replicated = not replication.replicas or results.pop() >= replication.replicas
-    answers = ScriptReplies()
+    replies = ScriptReplies()
     for result in results:  # one string per call: redis-py parses it much faster than a list
-        answers += (result.decode() if isinstance(result, bytes) else result).split(",")
-    answers.replicated = replicated
-    return answers
+        replies += (result.decode() if isinstance(result, bytes) else result).split(",")
+    replies.replicated = replicated
+    return replies
 
 
 def unavailable(error: Exception, where: object) -> ClaimsUnavailable:
