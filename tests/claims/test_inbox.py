@@ -13,11 +13,19 @@ import pytest_asyncio
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Claimed, ClaimsUnavailable, FailedAttempt, Finished
+from mailboat.consumer.broker.interfaces import (
+    Busy,
+    Claim,
+    Claimed,
+    ClaimReply,
+    ClaimsUnavailable,
+    FailedAttempt,
+    Finished,
+)
 from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.dispatch import Dispatcher, NotHandled
 from mailboat.consumer.handlers import handler
-from mailboat.consumer.pull_statements import Wanted
+from mailboat.consumer.pull_statements import PullArguments
 from mailboat.consumer.received_event import Event
 from mailboat.consumer.transactions import Psycopg, PsycopgAsync, SqlAlchemy, SqlAlchemyAsync
 from mailboat.errors import ConfigError
@@ -26,7 +34,7 @@ from support.databases import logged_in
 from support.wait import await_until
 
 NAME = "shop/billing"
-WANTED = Wanted(NAME, None, None)
+ARGUMENTS = PullArguments(NAME, None, None)
 E1, E2 = str(uuid4()), str(uuid4())
 
 
@@ -60,9 +68,9 @@ def event(event_id: str = E1) -> Event:
     return Event(id=UUID(event_id), type="order.placed", created_at=datetime.now(UTC))
 
 
-async def claimed(store: InboxClaims, event_id: str = E1, *, replay: bool = False) -> Answer:
-    (answer,) = await store.claim([Claim(event_id, replay)])
-    return answer
+async def claimed(store: InboxClaims, event_id: str = E1, *, replay: bool = False) -> ClaimReply:
+    (reply,) = await store.claim([Claim(event_id, replay)])
+    return reply
 
 
 # -- attempts ---------------------------------------------------------------------------------------------------------
@@ -173,10 +181,10 @@ async def execution(request: pytest.FixtureRequest, inbox_database: Database) ->
     url, sqlalchemy_url = inbox_database.url, inbox_database.url.replace("postgresql:", "postgresql+psycopg:")
     engine, async_engine = create_engine(sqlalchemy_url), create_async_engine(sqlalchemy_url)
     openers: dict[Any, Opener] = {
-        psycopg_async: lambda: PsycopgAsync.open(url, WANTED),
-        psycopg_sync: lambda: Psycopg.open(url, WANTED),
-        sqlalchemy_async: lambda: SqlAlchemyAsync.open(async_engine, WANTED),
-        sqlalchemy_sync: lambda: SqlAlchemy.open(engine, WANTED),
+        psycopg_async: lambda: PsycopgAsync.open(url, ARGUMENTS),
+        psycopg_sync: lambda: Psycopg.open(url, ARGUMENTS),
+        sqlalchemy_async: lambda: SqlAlchemyAsync.open(async_engine, ARGUMENTS),
+        sqlalchemy_sync: lambda: SqlAlchemy.open(engine, ARGUMENTS),
     }
     execution = InboxExecution(openers[request.param], consumer=NAME)
     execution.effect = request.param  # type: ignore[attr-defined]
@@ -224,7 +232,7 @@ async def test_effect_and_mark_commit_together_or_not_at_all(
 
 
 async def test_a_handler_that_hides_an_error_or_rolls_back_is_not_taken_for_done(inbox_database: Database) -> None:
-    execution = InboxExecution(lambda: PsycopgAsync.open(inbox_database.url, WANTED), consumer=NAME)
+    execution = InboxExecution(lambda: PsycopgAsync.open(inbox_database.url, ARGUMENTS), consumer=NAME)
 
     async def hides(event: Event, tx: psycopg.AsyncConnection[Any]) -> None:
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Claimed, FailedAttempt, Finished
+from mailboat.consumer.broker.interfaces import Busy, Claim, Claimed, ClaimReply, FailedAttempt, Finished
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat_devservers.redis_server import RedisServer
 
@@ -34,7 +34,7 @@ def without_time(value: str | None) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("before", "answer", "after"),
+    ("before", "reply", "after"),
     [
         (None, Claimed(1), "p|me:b|T|1"),
         ("p|me:b|FUTURE|2", Claimed(2), "p|me:b|T|2"),  # the reply to the first claim was lost
@@ -51,13 +51,13 @@ def without_time(value: str | None) -> str | None:
     ],
 )
 async def test_a_claim(
-    store: RedisClaims, redis: Any, key: str, before: str | None, answer: Answer, after: str
+    store: RedisClaims, redis: Any, key: str, before: str | None, reply: ClaimReply, after: str
 ) -> None:
     if before is not None:
         redis.set(key, before.replace("FUTURE", str(FUTURE)).replace("PAST", str(PAST)))
-    assert await store.claim([Claim("e1")]) == [answer]
+    assert await store.claim([Claim("e1")]) == [reply]
     assert without_time(redis.get(key)) == after
-    if isinstance(answer, Claimed):
+    if isinstance(reply, Claimed):
         assert TTL - 60 < redis.ttl(key) <= TTL
 
 
@@ -65,9 +65,9 @@ async def test_a_claim(
 async def test_a_held_or_parked_event_is_waited_for(store: RedisClaims, redis: Any, key: str, before: str) -> None:
     seconds, microseconds = redis.time()
     redis.set(key, before.replace("UNTIL", str(seconds * 1000 + microseconds // 1000 + 60_000)))
-    (answer,) = await store.claim([Claim("e1")])
-    assert isinstance(answer, Busy)
-    assert 30 < answer.seconds <= 60
+    (reply,) = await store.claim([Claim("e1")])
+    assert isinstance(reply, Busy)
+    assert 30 < reply.seconds <= 60
 
 
 async def test_a_key_of_another_type_counts_as_done(store: RedisClaims, redis: Any, key: str) -> None:
@@ -78,17 +78,17 @@ async def test_a_key_of_another_type_counts_as_done(store: RedisClaims, redis: A
 
 
 @pytest.mark.parametrize(
-    ("before", "answer", "after"),
+    ("before", "reply", "after"),
     [("x", Claimed(1), "p|me:b|T|1"), ("d", Finished(), "d"), (None, Claimed(1), "p|me:b|T|1")],
 )
 async def test_a_replay_reopens_a_dead_letter_only(
-    store: RedisClaims, redis: Any, key: str, before: str | None, answer: Answer, after: str
+    store: RedisClaims, redis: Any, key: str, before: str | None, reply: ClaimReply, after: str
 ) -> None:
     if before is not None:
         redis.set(key, before)
     redis.set(f"{key}-other", "x")
-    answers = await store.claim([Claim("e1", replay=True), Claim("e1-other")])
-    assert answers == [answer, Finished(dead=True)]
+    replies = await store.claim([Claim("e1", replay=True), Claim("e1-other")])
+    assert replies == [reply, Finished(dead=True)]
     assert without_time(redis.get(key)) == after
 
 
@@ -147,8 +147,8 @@ async def test_many_events_in_one_call_keep_their_order(store: RedisClaims, redi
     redis.set(f"{key}700", "d")
     redis.set(f"{key}1100", "x")
     ids = [f"e1{number}" for number in range(1200)]
-    answers = await store.claim([Claim(event_id, replay=event_id == "e11100") for event_id in ids])
-    assert [number for number, answer in enumerate(answers) if answer != Claimed(1)] == [700]
+    replies = await store.claim([Claim(event_id, replay=event_id == "e11100") for event_id in ids])
+    assert [number for number, reply in enumerate(replies) if reply != Claimed(1)] == [700]
     assert await store.fail([FailedAttempt(event_id, int(event_id[2:])) for event_id in ids[:600]]) == [True] * 600
     assert set(await store.done(ids[600:])) == {True, False}
     seconds, _ = redis.time()

@@ -313,10 +313,10 @@ async def test_a_database_unavailable_at_start_is_awaited(outbox: Database, tmp_
     async def is_connecting() -> bool:
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
-                (told,) = (await (await http.get("/status")).json())["consumers"]
+                (report,) = (await (await http.get("/status")).json())["consumers"]
         except aiohttp.ClientConnectionError:
             return False
-        return (told["state"], "refused" in told["message"]) == ("Connecting", True)
+        return (report["state"], "refused" in report["message"]) == ("Connecting", True)
 
     write_manifests(f"postgresql://nobody@127.0.0.1:{free_port()}/nowhere")
     view = Consumer("shop/view", manifests=path, pace=QUICK, listen=f"127.0.0.1:{port}")
@@ -362,9 +362,9 @@ async def test_instances_share_the_work_and_report_themselves(outbox: Database) 
         assert dead(outbox) == [(13, "HandlerFailed", 2)]
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
             assert (await http.get("/readyz")).status == (await http.get("/livez")).status == 200
-            (told,) = (await (await http.get("/status")).json())["consumers"]
+            (report,) = (await (await http.get("/status")).json())["consumers"]
             metrics = await (await http.get("/metrics")).text()
-        assert (told["name"], told["instance"], told["state"]) == ("shop/view", "one", "Running")
+        assert (report["name"], report["instance"], report["state"]) == ("shop/view", "one", "Running")
         assert 'mailboat_consumer_handled_total{consumer="shop/view"}' in metrics
         instances = outbox.execute("select instance from mailboat.consumers order by 1")
         assert instances == [("one",), ("two",)]

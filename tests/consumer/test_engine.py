@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mailboat.consumer import Event, Ignore, Refuse, RetryLater
 from mailboat.consumer.broker import claimer
-from mailboat.consumer.broker.interfaces import Answer, Claim, ClaimsUnavailable
+from mailboat.consumer.broker.interfaces import Claim, ClaimReply, ClaimsUnavailable
 from mailboat.consumer.broker.kafka_offsets import Progress
 from mailboat.consumer.broker.lanes import Lanes
 from support.broker_parts import FakeClaims, FakeSource, record, running
@@ -186,7 +186,7 @@ async def test_an_outage_of_the_claim_store(handle_unclaimed: bool, caplog: pyte
         claims.away = True  # the result of the first event can't be stored
         gate.set()
         it.source.feed([record("a", 2), record("b", 1)])
-        await await_until(lambda: it.engine.state().claims_trouble is not None)
+        await await_until(lambda: it.engine.state().claims_error is not None)
         if handle_unclaimed:
             await await_until(lambda: len(it.source.settled) == 3)
             assert it.engine.counts.unclaimed == 2
@@ -194,7 +194,7 @@ async def test_an_outage_of_the_claim_store(handle_unclaimed: bool, caplog: pyte
             assert not it.source.settled
             claims.away = False
             await await_until(lambda: len(it.source.settled) == 3)
-            assert it.engine.state().claims_trouble is None
+            assert it.engine.state().claims_error is None
     assert attempts == [1, 1, 1]
     assert caplog.text.count("Claim store unavailable") == 1
 
@@ -203,11 +203,11 @@ async def test_a_claim_without_a_reply_is_released_if_its_partition_was_revoked(
     class LostReply(FakeClaims):
         lost = True
 
-        async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
-            answers = await super().claim(claims)
+        async def claim(self, claims: Sequence[Claim]) -> list[ClaimReply]:
+            replies = await super().claim(claims)
             if self.lost:
                 raise ClaimsUnavailable("the reply was lost")
-            return answers
+            return replies
 
     claims, handled = LostReply(), []
 
@@ -231,7 +231,7 @@ async def test_nothing_is_settled_before_its_dead_letter_is_written() -> None:
     async with running(handle, claims=FakeClaims()) as it:
         it.dead.away = True
         it.source.feed([record("a", 1), record("a", 2)])
-        await await_until(lambda: it.engine.state().dead_letters_trouble is not None)
+        await await_until(lambda: it.engine.state().dead_letters_error is not None)
         assert not it.source.settled
         it.dead.away = False
         await await_until(lambda: len(it.source.settled) == 2)
@@ -270,7 +270,7 @@ async def test_a_revoke_drains_and_a_stop_gives_back(claims: Any, kind: str) -> 
         it.source.feed([record(key, 1, partition=p) for p in (0, 1) for key in ("a", "b", "a")])
         await await_until(lambda: len(inside) == 2)
         draining = asyncio.create_task(it.engine.revoke([0], 60))
-        await await_until(lambda: len(it.source.given_back) == 1)  # the second event of a, which was not started
+        await await_until(lambda: len(it.source.released) == 1)  # the second event of a, which was not started
         assert not draining.done()
         gate.set()
         await draining
@@ -282,7 +282,7 @@ async def test_a_revoke_drains_and_a_stop_gives_back(claims: Any, kind: str) -> 
     assert len(it.source.settled) == 5
     gate.set()
     if kind == "async":
-        assert it.source.given_back[-1].event.key == "c"
+        assert it.source.released[-1].event.key == "c"
         assert not store or sorted(store.states.values()) == [("done", 1)] * 5 + [("failed", 0)]
     else:  # the thread may still run, so the claim is not released
         assert not store or ("ours", 1) in store.states.values()
@@ -349,7 +349,7 @@ async def test_events_are_claimed_while_earlier_ones_are_handled(monkeypatch: py
     class SlowClaims(FakeClaims):
         calling = False
 
-        async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
+        async def claim(self, claims: Sequence[Claim]) -> list[ClaimReply]:
             self.calling = True
             for _ in range(5):
                 await asyncio.sleep(0)

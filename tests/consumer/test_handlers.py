@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from mailboat.consumer import Event, handler_spans
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handler_outcomes import LONGEST_ERROR, CannotDecode, bounded_traceback
-from mailboat.consumer.handler_spans import handling
+from mailboat.consumer.handler_spans import handler_span
 from mailboat.consumer.handlers import handler
 from mailboat.consumer.payloads import decoder
 from mailboat.errors import ConfigError
@@ -122,7 +122,7 @@ def test_a_span_is_linked_to_those_that_emitted_the_events(monkeypatch: pytest.M
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     monkeypatch.setattr(handler_spans, "_provider", handler_spans._Provider())  # other tests found none a moment ago
-    with handling("shop/view", "project", event(traceparent=f"00-{'a' * 32}-{'b' * 16}-01")):
+    with handler_span("shop/view", "project", event(traceparent=f"00-{'a' * 32}-{'b' * 16}-01")):
         pass
     (span,) = exporter.get_finished_spans()
     assert span.name == "process shop/view"

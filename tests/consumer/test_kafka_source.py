@@ -178,10 +178,10 @@ async def test_a_broker_outage(
             feed.send(["a"])
             await await_until(lambda: handled)
             await asyncio.to_thread(server.kill)
-            await await_until(lambda: it.engine.state().source.trouble is not None)
-            assert "can't be reached" in (it.engine.state().source.trouble or "")
+            await await_until(lambda: it.engine.state().source.error is not None)
+            assert "can't be reached" in (it.engine.state().source.error or "")
             await asyncio.to_thread(server.launch)
-            await await_until(lambda: it.engine.state().source.trouble is None)
+            await await_until(lambda: it.engine.state().source.error is None)
             await asyncio.to_thread(Feed(server, "orders").send, ["b"])
             await await_until(lambda: "b" in handled)
     assert caplog.text.count("Kafka unavailable") == 1
@@ -198,11 +198,11 @@ async def test_a_missing_topic_is_reported_and_found_when_it_is_made(
 
     client = {"topic.metadata.refresh.interval.ms": 500}
     async with running(handle, source=kafka_source(kfake, topic, unique_name("group"), client=client)) as it:
-        await await_until(lambda: f"topic {topic} does not exist" in (it.engine.state().source.trouble or ""))
+        await await_until(lambda: f"topic {topic} does not exist" in (it.engine.state().source.error or ""))
         await asyncio.to_thread(kfake.create_topic, topic, 1)
         await asyncio.to_thread(Feed(kfake, topic).send, ["a"])
         await await_until(lambda: handled == ["a"])
-        await await_until(lambda: it.engine.state().source.trouble is None)
+        await await_until(lambda: it.engine.state().source.error is None)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransp
 
 from mailboat.consumer.broker.decode import decode
 from mailboat.consumer.broker.interfaces import Record
-from mailboat.consumer.broker.pubsub_keys import Bounds, Held, HeldMessages, Verdict
+from mailboat.consumer.broker.pubsub_keys import Bounds, Decision, Held, HeldMessages
 from mailboat.consumer.broker.pubsub_source import PubSubSettings, PubSubSource
 from mailboat.errors import ConfigError
 from mailboat.sinks.pubsub.channel import PubSubEndpoint
@@ -146,14 +146,14 @@ async def test_the_source_waits_for_the_service_and_logs_it_once_per_outage(
     proxy.stop()
     source, receiver = PubSubSource(settings(proxy.address), decode), Receiving()
     starting = asyncio.create_task(source.start(receiver))
-    await await_until(lambda: source.state().trouble, what="the source to notice that nothing listens")
+    await await_until(lambda: source.state().error, what="the source to notice that nothing listens")
     proxy.start()
     await starting
     service.publish("k", b"1")
     await receiver.until(1)
 
     proxy.stop()
-    await await_until(lambda: source.state().trouble, what="the source to notice the outage")
+    await await_until(lambda: source.state().error, what="the source to notice the outage")
     source.settle(receiver.records[0])
     service.publish("k", b"2")
     proxy.start()
@@ -250,7 +250,7 @@ async def test_a_message_sent_before_the_nack_does_not_overtake_the_one_given_ba
         await receiver.until(20)
         held = receiver.records[:]
         for record in held:  # the other messages are in flight
-            source.give_back(record)
+            source.release(record)
 
         assert (await receiver.until(len(held) + 50))[len(held) : len(held) + 50] == [str(n) for n in range(50)]
 
@@ -296,11 +296,11 @@ def test_an_interrupted_key_continues_if_another_consumer_finished_the_message_g
     interruption = held.interrupt(first)
     assert interruption is not None
 
-    assert held.arrive(second, 0.0) is Verdict.REFUSE
-    assert held.arrive(second, 0.0) is Verdict.REFUSE  # may have been sent before the service received the nack
+    assert held.arrive(second, 0.0) is Decision.REFUSE
+    assert held.arrive(second, 0.0) is Decision.REFUSE  # may have been sent before the service received the nack
     interruption.confirmed = True
-    assert held.arrive(third, 0.0) is Verdict.REFUSE
-    assert held.arrive(third, 0.0) is Verdict.HAND_ON  # sent after the nack: the first message is finished
+    assert held.arrive(third, 0.0) is Decision.REFUSE
+    assert held.arrive(third, 0.0) is Decision.DELIVER  # sent after the nack: the first message is finished
     assert not held.interruptions
 
 
@@ -314,9 +314,9 @@ def test_a_refused_message_does_not_overtake_an_older_one_that_was_refused_after
     assert interruption is not None
     interruption.confirmed = True
 
-    assert held.arrive(third, 0.0) is Verdict.REFUSE  # in flight since before the nack
-    assert [held.arrive(each, 0.0) for each in (second, third)] == [Verdict.REFUSE, Verdict.REFUSE]
-    assert [held.arrive(each, 0.0) for each in (second, third)] == [Verdict.HAND_ON, Verdict.HAND_ON]
+    assert held.arrive(third, 0.0) is Decision.REFUSE  # in flight since before the nack
+    assert [held.arrive(each, 0.0) for each in (second, third)] == [Decision.REFUSE, Decision.REFUSE]
+    assert [held.arrive(each, 0.0) for each in (second, third)] == [Decision.DELIVER, Decision.DELIVER]
 
 
 def held_message(number: int) -> Held:
@@ -352,7 +352,7 @@ async def test_shutdown_gives_a_key_back_only_behind_its_running_handler(service
     first, second, third, another = receiver.records
 
     for record in (third, second, another):
-        source.give_back(record)
+        source.release(record)
     await await_until(lambda: service.nacks, what="the nack of the last one given back")
     assert service.nacks == 1
     source.settle(first)

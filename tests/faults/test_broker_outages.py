@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Finished
+from mailboat.consumer.broker.interfaces import Busy, Claim, ClaimReply, Finished
 from mailboat_devservers.kafka import KafkaServer, start_kfake
 from mailboat_devservers.redis_server import RedisServer, start_sentinel, start_valkey
 from support.broker_consumer_main import SLOW, memory_of
@@ -234,20 +234,20 @@ def test_a_process_that_is_frozen_past_its_lease(consumers: Consumers, attempts:
         assert "Claim was lost while the event was handled" in consumers.log()
 
 
-async def claimed_by_another(consumers: Consumers, event_id: str) -> list[Answer]:
+async def claimed_by_another(consumers: Consumers, event_id: str) -> list[ClaimReply]:
     """Claim an event as another process of the group until it is done, and return the answers."""
     store, _ = memory_of({**consumers.orders, "instance": "another"})
     assert store is not None
     await store.open()
-    answers: list[Answer] = []
+    replies: list[ClaimReply] = []
 
     async def finished() -> bool:
-        answers.extend(await store.claim([Claim(event_id)]))
-        return not isinstance(answers[-1], Busy)
+        replies.extend(await store.claim([Claim(event_id)]))
+        return not isinstance(replies[-1], Busy)
 
     await await_until(finished, what="the end of the handler")
     await store.close()
-    return answers
+    return replies
 
 
 @pytest.mark.verify
@@ -264,9 +264,9 @@ async def test_a_handler_of_three_leases_keeps_its_claim(consumers: Consumers, k
     consumers.feed.send(["slow", *(f"key-{number}" for number in range(50))])
     wait_until(lambda: SLOW in consumers.log(), what="the handler")
     others = [consumers.start(**orders) for _ in range(2)]  # each triggers a rebalance while the handler runs
-    answers = await claimed_by_another(consumers, consumers.feed.ids[0])
-    assert answers[-1] == Finished(), "the claim expired while the handler ran"
-    assert len(answers) > 10
+    replies = await claimed_by_another(consumers, consumers.feed.ids[0])
+    assert replies[-1] == Finished(), "the claim expired while the handler ran"
+    assert len(replies) > 10
     await asyncio.to_thread(consumers.settle)
     consumers.stop(first, *others)
     consumers.check_attempts()

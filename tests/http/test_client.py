@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mailboat.http.client import ask
+from mailboat.http.client import fetch_statuses
 from mailboat.http.server import HttpApi, HttpServer
 from support.relay_statuses import relay
 
@@ -15,7 +15,7 @@ async def test_an_unreachable_relay_has_an_error_and_the_others_their_status(rel
     closed_address = closed.address
     await closed.close()
     try:
-        reached, unreachable = await ask([server.address.removeprefix("http://"), closed_address])
+        reached, unreachable = await fetch_statuses([server.address.removeprefix("http://"), closed_address])
     finally:
         await server.close()
     assert [each["name"] for each in reached.relays] == ["shop/orders"]
@@ -27,21 +27,21 @@ async def test_another_http_server_is_not_taken_for_a_relay(relays):
     server = HttpServer.bind("127.0.0.1", 0)
     await server.start(HttpApi(lambda: relays.statuses, relays.assign).application())
     try:
-        (answer,) = await ask([f"{server.address}/elsewhere/"])
+        (response,) = await fetch_statuses([f"{server.address}/elsewhere/"])
     finally:
         await server.close()
-    assert answer.error == "answered 404"
+    assert response.error == "answered 404"
 
 
 async def test_an_invalid_address_is_reported():
-    (answer,) = await ask(["http://[::1"])
-    assert answer.error == "that is no address: write http://host:port"
+    (response,) = await fetch_statuses(["http://[::1"])
+    assert response.error == "that is no address: write http://host:port"
 
 
 async def test_a_relay_that_accepts_and_never_answers_times_out():
     silent = HttpServer.bind("127.0.0.1", 0)
     try:
-        (answer,) = await ask([silent.address], timeout=0.2)
+        (response,) = await fetch_statuses([silent.address], timeout=0.2)
     finally:
         await silent.close()
-    assert answer.error is not None
+    assert response.error is not None

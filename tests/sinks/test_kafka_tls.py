@@ -147,9 +147,9 @@ async def test_a_consumer_logs_in_with_the_same_settings(kafka: Secured, unique_
         await await_until(lambda: len(handled) == 3, what="three events")
     assert sorted(each or b"" for each in handled) == [b"0", b"1", b"2"]
     async with running(handle, pattern="*", source=source(WRONG)) as it:
-        trouble = await await_until(lambda: it.source.state().trouble, what="a refused login")
-    assert "refused the login" in trouble
-    assert WRONG not in trouble
+        error = await await_until(lambda: it.source.state().error, what="a refused login")
+    assert "refused the login" in error
+    assert WRONG not in error
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

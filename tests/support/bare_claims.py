@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import redis.asyncio
 
-from mailboat.consumer.broker.interfaces import Answer, Claim, Claimed, FailedAttempt, Finished
+from mailboat.consumer.broker.interfaces import Claim, Claimed, ClaimReply, FailedAttempt, Finished
 
 
 class BareClaims:
@@ -25,7 +25,7 @@ class BareClaims:
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
+    async def claim(self, claims: Sequence[Claim]) -> list[ClaimReply]:
         return [
             Claimed(1) if await self._redis.set(self._prefix + each.event_id, "1", nx=True, ex=3600) else Finished()
             for each in claims

@@ -41,7 +41,7 @@ from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.handlers import handler
-from mailboat.consumer.pull_statements import Wanted
+from mailboat.consumer.pull_statements import PullArguments
 from mailboat.consumer.transactions import PsycopgAsync
 from mailboat.delivery.backoff import Backoff
 from support.bare_claims import BareClaims
@@ -126,8 +126,8 @@ def memory_of(orders: dict[str, Any]) -> tuple[ClaimStore | None, Execution]:
             own |= {"replicas": orders.get("replicas", 0)}
             return RedisClaims(orders["redis"], consumer=orders["group"], **own), PlainExecution(8)
         case "inbox":
-            wanted = Wanted(NAME, None, None)
-            execution = InboxExecution(lambda: PsycopgAsync.open(orders["postgres"], wanted), consumer=NAME)
+            arguments = PullArguments(NAME, None, None)
+            execution = InboxExecution(lambda: PsycopgAsync.open(orders["postgres"], arguments), consumer=NAME)
             return InboxClaims(orders["postgres"], consumer=NAME, **own), execution
         case unknown:
             raise AssertionError(unknown)

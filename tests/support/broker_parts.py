@@ -14,10 +14,10 @@ from uuid import uuid4
 from mailboat.consumer.broker.engine import BrokerEngine, EngineSettings
 from mailboat.consumer.broker.execution import PlainExecution
 from mailboat.consumer.broker.interfaces import (
-    Answer,
     Busy,
     Claim,
     Claimed,
+    ClaimReply,
     ClaimsUnavailable,
     DeadLettersUnavailable,
     DeadRecord,
@@ -52,7 +52,7 @@ class FakeSource:
 
     def __init__(self) -> None:
         self.settled: list[Record] = []
-        self.given_back: list[Record] = []
+        self.released: list[Record] = []
         self.receiver: Receiver | None = None
         self.partitions: set[int] = set()
 
@@ -68,8 +68,8 @@ class FakeSource:
     def settle(self, record: Record) -> None:
         self.settled.append(record)
 
-    def give_back(self, record: Record) -> None:
-        self.given_back.append(record)
+    def release(self, record: Record) -> None:
+        self.released.append(record)
 
     def state(self) -> SourceState:
         return SourceState(connected=self.receiver is not None)
@@ -97,12 +97,12 @@ class FakeClaims:
 
     async def close(self) -> None: ...
 
-    async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
+    async def claim(self, claims: Sequence[Claim]) -> list[ClaimReply]:
         await asyncio.sleep(0)
         self._call("claim", len(claims))
-        return [self._answer(each) for each in claims]
+        return [self._reply(each) for each in claims]
 
-    def _answer(self, claim: Claim) -> Answer:
+    def _reply(self, claim: Claim) -> ClaimReply:
         state, attempts = self.states.get(claim.event_id, ("new", 0))
         if state == "done" or (state == "dead" and not claim.replay):
             return Finished(dead=state == "dead")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mailboat.cli.event_filter import Selection, found_in, no_such_dead_letter, print_list, with_selection
+from mailboat.cli.event_filter import Selection, no_such_dead_letter, print_list, query_all, with_selection
 from mailboat.cli.options import Outbox, is_called, outboxes, seconds, with_manifests
 from mailboat.cli.output import counted, describe, json_line, json_row, moment, named, shortened
 from mailboat.errors import ConfigError
@@ -39,7 +39,7 @@ def _consumer_topic(files: Sequence[Path], secrets_dir: Path | None, selection: 
     """
     manifests = load(files, needs_relay=False)
     consumers = [each for each in manifests.subscriptions if each.spec.source is not None]
-    name = selection.wanted.subscription
+    name = selection.filter.subscription
     if name is not None:
         consumers = [each for each in consumers if is_called(full_name(each), name)]
     elif manifests.relays:
@@ -67,8 +67,8 @@ def list_(
     """
     if (topic := _consumer_topic(files, secrets_dir, selection)) is not None:
         return topic.list_letters(selection, replayed=replayed, as_json=as_json)
-    look = partial(dead_letters.list_dead, replayed=replayed, limit=selection.limit)
-    letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq list", selection, look))
+    query = partial(dead_letters.list_dead, replayed=replayed, limit=selection.limit)
+    letters = asyncio.run(query_all(outboxes(files, secrets_dir), "dlq list", selection, query))
     print_list(
         letters,
         _HEADER,
@@ -103,8 +103,8 @@ def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None, subscriptio
     selection = Selection.of_id(id, subscription)
     if (topic := _consumer_topic(files, secrets_dir, selection)) is not None:
         return topic.show_letters(selection, as_json=as_json)
-    look = partial(dead_letters.show_dead, limit=10)
-    letters = asyncio.run(found_in(outboxes(files, secrets_dir), "dlq show", selection, look))
+    query = partial(dead_letters.show_dead, limit=10)
+    letters = asyncio.run(query_all(outboxes(files, secrets_dir), "dlq show", selection, query))
     if not letters:
         raise no_such_dead_letter(id)
     documents = [letter.pop("document") for letter in letters]
@@ -138,7 +138,7 @@ def replay(
     Those of a consumer behind a broker (--subscription) are published to the topic that they came from, for that
     consumer only. Interrupted, the same command continues; --again begins at the oldest one.
     """
-    selection.must_be_meant()
+    selection.require_filter()
     if (topic := _consumer_topic(files, secrets_dir, selection)) is not None:
         return asyncio.run(topic.replay_letters(selection, dry_run=dry_run, rate=rate, again=again))
     asyncio.run(_replay(outboxes(files, secrets_dir), selection, dry_run, rate, again))
@@ -177,15 +177,15 @@ async def _replay(
 
 def _refuse_orphaned(plan: dead_letters.ReplayPlan) -> None:
     """Report orphaned dead letters. Raise ``ConfigError`` only if there are no others to replay."""
-    sentences = [
+    messages = [
         f"{each.dead_id} {_named(each)}: its subscription was deleted, and no relay would send it. It stays: create a"
         f" subscription {each.subscription} again, and replay it then."
         for each in plan.orphaned
     ]
-    if sentences and not (plan.replay or plan.waiting):
-        raise ConfigError("\n".join(sentences))
-    for sentence in sentences:
-        click.echo(sentence)
+    if messages and not (plan.replay or plan.waiting):
+        raise ConfigError("\n".join(messages))
+    for message in messages:
+        click.echo(message)
 
 
 def _refuse_replayed(found: Sequence[Candidate]) -> None:
@@ -232,7 +232,7 @@ def purge(
 
     Needs a filter, or --all; --limit then says how many of them at most.
     """
-    selection.must_be_meant()
+    selection.require_filter()
     if (topic := _consumer_topic(files, secrets_dir, selection)) is not None:
         raise ConfigError(
             f"the dead letters of {topic.access.name} are on topic {topic.access.topic}: its retention deletes them."
@@ -242,7 +242,7 @@ def purge(
 
     async def delete() -> int:
         chosen = outboxes(files, secrets_dir)
-        if selection.by_id and not await found_in(
+        if selection.by_id and not await query_all(
             chosen, "dlq purge", selection, partial(dead_letters.show_dead, limit=1)
         ):
             raise no_such_dead_letter(selection.id)

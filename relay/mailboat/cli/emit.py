@@ -69,15 +69,15 @@ def emit(
       mailboat emit order.placed '{"order": "o-1"}' --aggregate-type order --aggregate-id o-1 --tag eu
       mailboat emit note.added 'plain text' --content-type text/plain
     """
-    every = chosen = outboxes(files, secrets_dir)
+    available = chosen = outboxes(files, secrets_dir)
     if relay is not None:
         names = [(full_name(each.relay), each.relay.metadata.name) for each in chosen]
         chosen = [each for each, name in zip(chosen, names, strict=True) if relay in name]
     if len(chosen) != 1:
-        there = ", ".join(full_name(each.relay) for each in every)
+        relays = ", ".join(full_name(each.relay) for each in available)
         if not chosen:
-            raise ConfigError(f"there is no OutboxRelay {relay}; the manifests have: {there}.")
-        raise ConfigError(f"say which outbox with --relay; the manifests have: {there}.")
+            raise ConfigError(f"there is no OutboxRelay {relay}; the manifests have: {relays}.")
+        raise ConfigError(f"say which outbox with --relay; the manifests have: {relays}.")
     for header in headers:
         if "=" not in header:
             raise click.BadParameter(f"{header!r} is not NAME=VALUE", param_hint="--header")
@@ -114,17 +114,17 @@ def unmatched_note(outbox: Outbox, type: str, aggregate_type: str | None, tags: 
     reasons = {full_name(each): mismatch(each.spec.filter, type, aggregate_type, tags) for each in outbox.subscriptions}
     if not all(reasons.values()):
         return ""
-    why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "the manifests have none"
-    return f"note: no subscription matches the event, so it is not delivered ({why})"
+    summary = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "the manifests have none"
+    return f"note: no subscription matches the event, so it is not delivered ({summary})"
 
 
 def by_flags(refusal: str) -> str:
     """Rewrite a refusal of ``mailboat.emit`` from argument names to the options of this command."""
-    argument, _, complaint = refusal.removeprefix("emit: ").partition(" ")
+    argument, _, problem = refusal.removeprefix("emit: ").partition(" ")
     field, _, name = argument.partition(".")
     flag = _FLAGS.get(field)
     if flag is None:
         return refusal
-    for python, here in _WORDS:
-        complaint = complaint.replace(python, here)
-    return f"{flag}{f' {name}' if name else ''}: {complaint}"
+    for python, option in _WORDS:
+        problem = problem.replace(python, option)
+    return f"{flag}{f' {name}' if name else ''}: {problem}"

@@ -28,7 +28,7 @@ _ANY = Match(outbox="")
 class Selection:
     """Filters from the command line."""
 
-    wanted: Match = _ANY
+    filter: Match = _ANY
     """Filter without an outbox; ``match`` sets it."""
     limit: int | None = None
     all: bool = False
@@ -43,50 +43,50 @@ class Selection:
 
     @property
     def by_id(self) -> bool:
-        return self.wanted.number is not None or self.wanted.event_id is not None or self.place is not None
+        return self.filter.number is not None or self.filter.event_id is not None or self.place is not None
 
     @property
     def narrows(self) -> bool:
-        return self.wanted.narrows or self.place is not None
+        return self.filter.narrows or self.place is not None
 
     def match(self, outbox: str) -> Match:
         """Return the filter for an outbox."""
         if self.place is not None:
             raise click.UsageError(f"{self.place} is on a consumer's dead-letter topic: say --subscription NAME")
-        return replace(self.wanted, outbox=outbox)
+        return replace(self.filter, outbox=outbox)
 
-    def must_be_meant(self) -> None:
+    def require_filter(self) -> None:
         """Raise a usage error unless there is a filter or --all."""
         if not self.narrows and not self.all:
             raise click.UsageError("say which ones (--id, --key, --type, --error, ...), or --all")
 
     async def must_exist(self, chosen: Sequence[Outbox]) -> None:
         """Raise ``ConfigError`` for an unknown subscription, which would otherwise silently match nothing."""
-        if self.wanted.subscription is not None:
-            await refuse_unknown(chosen, self.wanted.subscription)
+        if self.filter.subscription is not None:
+            await refuse_unknown(chosen, self.filter.subscription)
 
-    def limited_to(self, found: Sequence[object], which: str) -> str | None:
+    def limited_to(self, found: Sequence[object], order: str) -> str | None:
         """Return a name for a result that the limit may have cut, such as "newest 100"; else None."""
-        return f"{which} {self.limit}" if self.limit is not None and len(found) >= self.limit else None
+        return f"{order} {self.limit}" if self.limit is not None and len(found) >= self.limit else None
 
     @property
     def id(self) -> str:
         """The value of --id, for messages."""
-        return str(self.place or self.wanted.event_id or self.wanted.number)
+        return str(self.place or self.filter.event_id or self.filter.number)
 
 
-async def found_in(
+async def query_all(
     chosen: Sequence[Outbox],
     purpose: str,
     selection: Selection,
-    look: Callable[[PostgresConnection, Match], Awaitable[list[Found]]],
+    query: Callable[[PostgresConnection, Match], Awaitable[list[Found]]],
 ) -> list[Found]:
     """Run a query on all outboxes and return the combined result."""
     await selection.must_exist(chosen)
     found: list[Found] = []
     for outbox in chosen:
         async with outbox.link(purpose) as link:
-            found += await look(link, selection.match(outbox.table))
+            found += await query(link, selection.match(outbox.table))
     return found
 
 
@@ -151,7 +151,7 @@ def with_selection(command: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option("--all", "all_", is_flag=True, help="All of them.")
     @wraps(command)
-    def selecting(
+    def wrapper(
         *,
         subscription: str | None,
         id_: str | None,
@@ -162,13 +162,13 @@ def with_selection(command: Callable[..., None]) -> Callable[..., None]:
         error: str | None,
         limit: int | None,
         all_: bool,
-        **others: Any,
+        **options: Any,
     ) -> None:
         number, event_id, place = _id(id_) if id_ is not None else (None, None, None)
-        wanted = Match("", subscription, number, event_id, key, type_, since, until, error)
-        selection = Selection(wanted, limit, all_, place)
+        filter_ = Match("", subscription, number, event_id, key, type_, since, until, error)
+        selection = Selection(filter_, limit, all_, place)
         if limit is None and not all_ and not selection.narrows:
             selection = Selection(limit=_DEFAULT_LIMIT)
-        command(selection=selection, **others)
+        command(selection=selection, **options)
 
-    return selecting
+    return wrapper

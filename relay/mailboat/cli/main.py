@@ -85,10 +85,10 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            meant = get_close_matches(name, _COMMANDS, 1) or [
+            suggestions = get_close_matches(name, _COMMANDS, 1) or [
                 each for each in _SUBCOMMANDS if each.endswith(f" {name}")
             ]
-            hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
+            hint = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 

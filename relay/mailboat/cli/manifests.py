@@ -134,18 +134,18 @@ def match(type: str, files: tuple[Path, ...], aggregate_type: str | None, tags: 
         sys.exit(1)
 
 
-def mismatch(wanted: Filter, type: str, aggregate_type: str | None, tags: Sequence[str]) -> str:
+def mismatch(filter_: Filter, type: str, aggregate_type: str | None, tags: Sequence[str]) -> str:
     """Return why a filter does not match an event; empty if it does."""
     has = {*tags}
-    if wanted.event_types and not _any(wanted.event_types, type):
-        return f"eventTypes: {_listed(wanted.event_types)}"
-    if wanted.aggregate_types and (aggregate_type is None or not _any(wanted.aggregate_types, aggregate_type)):
-        return f"aggregateTypes: {_listed(wanted.aggregate_types)}"
-    if missing := sorted({*wanted.tags.all_of} - has):
+    if filter_.event_types and not _any(filter_.event_types, type):
+        return f"eventTypes: {_listed(filter_.event_types)}"
+    if filter_.aggregate_types and (aggregate_type is None or not _any(filter_.aggregate_types, aggregate_type)):
+        return f"aggregateTypes: {_listed(filter_.aggregate_types)}"
+    if missing := sorted({*filter_.tags.all_of} - has):
         return f"tags.allOf: {', '.join(missing)} missing"
-    if wanted.tags.any_of and not has & {*wanted.tags.any_of}:
-        return f"tags.anyOf: none of {', '.join(wanted.tags.any_of)}"
-    if excluded := sorted(has & {*wanted.tags.none_of}):
+    if filter_.tags.any_of and not has & {*filter_.tags.any_of}:
+        return f"tags.anyOf: none of {', '.join(filter_.tags.any_of)}"
+    if excluded := sorted(has & {*filter_.tags.none_of}):
         return f"tags.noneOf: has {', '.join(excluded)}"
     return ""
 

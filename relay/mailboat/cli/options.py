@@ -127,9 +127,9 @@ class Outbox:
         except (ConfigError, DatabaseUnavailable) as error:
             reference = self.relay.spec.database.url_secret_ref
             where = "spec.database.url" if reference is None else f"Secret {reference.name}, key {reference.key}"
-            away = isinstance(error, DatabaseUnavailable) and not isinstance(error, InRecovery)
+            unavailable = isinstance(error, DatabaseUnavailable) and not isinstance(error, InRecovery)
             raise type(error)(
-                f"OutboxRelay {full_name(self.relay)} ({where}): {error}{_HINT if away else ''}"
+                f"OutboxRelay {full_name(self.relay)} ({where}): {error}{_HINT if unavailable else ''}"
             ) from error
         try:
             yield link
@@ -168,7 +168,7 @@ def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
 
 async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbox, KnownSubscription]:
     """Return the subscription of that name, with or without namespace, from any outbox. Raises ``ConfigError``."""
-    known = await _known(choices)
+    known = await _declared(choices)
     found = [(outbox, each) for outbox, each in known if is_called(each.name, name)]
     if len(found) == 1:
         return found[0]
@@ -181,12 +181,12 @@ async def refuse_unknown(choices: Sequence[Outbox], name: str) -> None:
     """Raise ``ConfigError`` if no database and no manifest has a subscription of that name: probably a typo."""
     if any(is_called(full_name(each), name) for outbox in choices for each in outbox.subscriptions):
         return
-    known = await _known(choices)
+    known = await _declared(choices)
     if not any(is_called(each.name, name) for _, each in known):
         raise unknown_subscription(name, [each.name for _, each in known])
 
 
-async def _known(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscription]]:
+async def _declared(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscription]]:
     known: list[tuple[Outbox, KnownSubscription]] = []
     for outbox in choices:
         async with outbox.link("look up") as link:

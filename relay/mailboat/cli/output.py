@@ -73,9 +73,9 @@ def age(seconds: float | None) -> str:
     return f"{whole}s"
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, noun: str) -> str:
     """Format a count with its noun: ``1 event``, ``3 events``."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def named(type: str, key: str | None) -> str:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import click
 
-from mailboat.cli.event_filter import Selection, found_in, print_list, with_selection
+from mailboat.cli.event_filter import Selection, print_list, query_all, with_selection
 from mailboat.cli.options import Outbox, outboxes, with_manifests
 from mailboat.cli.output import counted, describe, json_row, moment, shortened
 from mailboat.errors import ConfigError
@@ -35,8 +35,8 @@ def parked() -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object per line.")
 def list_(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, behind: bool, as_json: bool) -> None:
     """List the heads of parked keys; BEHIND counts the later events of the same key."""
-    look = partial(parked_events.list_parked, behind=behind, limit=selection.limit)
-    events = asyncio.run(found_in(outboxes(files, secrets_dir), "parked list", selection, look))
+    query = partial(parked_events.list_parked, behind=behind, limit=selection.limit)
+    events = asyncio.run(query_all(outboxes(files, secrets_dir), "parked list", selection, query))
     print_list(
         events,
         _HEADER,
@@ -75,8 +75,8 @@ def _next_attempt(event: ParkedEvent) -> str:
 @with_manifests
 def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None) -> None:
     """Show everything about the parked event ID (its number, or the event's id): failure, headers, payload."""
-    look = partial(parked_events.show_parked, limit=10)
-    events = asyncio.run(found_in(outboxes(files, secrets_dir), "parked show", Selection.of_id(id), look))
+    query = partial(parked_events.show_parked, limit=10)
+    events = asyncio.run(query_all(outboxes(files, secrets_dir), "parked show", Selection.of_id(id), query))
     if not events:
         raise _no_such(id)
     click.echo("\n\n".join(map(describe, events)))
@@ -95,7 +95,7 @@ def retry(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selectio
     The head of each key is retried, and the others follow it. An event that used up its attempts (onExhausted: Block)
     gets a new count, from 0. Needs a filter, or --all.
     """
-    selection.must_be_meant()
+    selection.require_filter()
     done = asyncio.run(_apply("parked retry", outboxes(files, secrets_dir), selection, parked_events.retry))
     click.echo(f"{counted(sum(each.heads for each in done), 'event')} will be tried now")
     if unblocked := sum(each.unblocked for each in done):
@@ -111,16 +111,16 @@ def drop(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection
 
     They are not sent to the dead-letter topic. `mailboat dlq replay` brings them back. Needs a filter, or --all.
     """
-    selection.must_be_meant()
+    selection.require_filter()
 
-    async def give_up(
+    async def drop_events(
         link: PostgresConnection, outbox: str, events: Sequence[ParkedEvent], *, unordered: Collection[str]
     ) -> int:
         if events and not yes:
             raise ConfigError(f"this gives up on {counted(len(events), 'parked event')}: say --yes.")
         return await parked_events.drop(link, outbox, events, unordered=unordered)
 
-    dropped = sum(asyncio.run(_apply("parked drop", outboxes(files, secrets_dir), selection, give_up)))
+    dropped = sum(asyncio.run(_apply("parked drop", outboxes(files, secrets_dir), selection, drop_events)))
     click.echo(f"{counted(dropped, 'event')} given up on, kept as dead letters")
 
 

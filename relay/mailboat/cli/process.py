@@ -110,7 +110,7 @@ class Process:
     async def serving(self, followed: ConfigSource | None) -> AsyncIterator[None]:
         """Run the HTTP server and the watchers for the duration of the block."""
         options = self.options
-        surface = HttpApi(
+        api = HttpApi(
             lambda: [each.status() for each in self.relays],
             assign_to(self.relays),
             options.callers,
@@ -130,7 +130,7 @@ class Process:
             begin(followed.follow(options.files))
         try:
             stop_on_signals(self.stop, log)  # before the process is reported as running
-            await self._server.start(surface.application())
+            await self._server.start(api.application())
             names = [each.name for each in self.relays]
             log.info("Listening.", extra={"address": self._server.address, "id": options.relay_id, "relays": names})
             if options.secrets_folder is not None:

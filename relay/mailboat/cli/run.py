@@ -96,10 +96,10 @@ def run(
     except Exception:
         log.critical("Relay failed unexpectedly", exc_info=True)  # the CLI only prints it
         raise
-    _leave()
+    _exit()
 
 
-def _leave() -> NoReturn:
+def _exit() -> NoReturn:
     """Exit after a completed shutdown, without the exit handlers of C libraries.
 
     Threads of vendors' clients may outlast ``close`` by a moment. If such a thread still uses TLS while OpenSSL's exit

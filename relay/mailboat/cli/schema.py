@@ -84,10 +84,10 @@ def verify(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
 async def _verify(outbox: Outbox) -> None:
     async with outbox.link("verify") as link:
         await verify_or_refuse(link.connection, outbox.table, outbox.layout.columns)
-        rest = await undeliverable_rows(link.connection, outbox.table, outbox.layout.columns)
+        undeliverable = await undeliverable_rows(link.connection, outbox.table, outbox.layout.columns)
     _print(outbox, f"outbox {outbox.table} has all that Mailboat needs")
-    if rest is not None:
-        click.echo(safe(str(rest), lines=True))
+    if undeliverable is not None:
+        click.echo(safe(str(undeliverable), lines=True))
 
 
 @click.command()
@@ -165,5 +165,5 @@ def _for_each_outbox(
     asyncio.run(run())
 
 
-def _print(outbox: Outbox, sentence: str) -> None:
-    click.echo(f"{full_name(outbox.relay)}: {safe(sentence)}")
+def _print(outbox: Outbox, message: str) -> None:
+    click.echo(f"{full_name(outbox.relay)}: {safe(message)}")

@@ -38,7 +38,7 @@ from mailboat.cli.status_rows import (
     overview_text,
 )
 from mailboat.errors import DatabaseUnavailable, MailboatError
-from mailboat.http.client import Answer, ask
+from mailboat.http.client import StatusResponse, fetch_statuses
 from mailboat.runtime.manifest_files import load
 from mailboat.store.admin.overview import known_relays, known_subscriptions, waiting
 from mailboat.store.coverage import coverage
@@ -56,7 +56,7 @@ class Overview:
     remarks: tuple[str, ...]
     """Messages about relays with errors or without a response."""
     relays: tuple[dict[str, Any], ...]
-    away: int = 0
+    unavailable: int = 0
     """Number of unavailable databases."""
 
 
@@ -154,16 +154,16 @@ class StatusQuery:
     name: str | None
 
     async def overview(self) -> Overview:
-        whole = await _overview(self.chosen, self.urls)
+        overview = await _overview(self.chosen, self.urls)
         if self.name is None:
-            return replace(whole, remarks=(*self.consumed.values(), *whole.remarks))
-        lines = tuple(line for line in whole.lines if is_called(line.name, self.name))
+            return replace(overview, remarks=(*self.consumed.values(), *overview.remarks))
+        lines = tuple(line for line in overview.lines if is_called(line.name, self.name))
         remarks = [remark for full, remark in self.consumed.items() if is_called(full, self.name)]
-        if not lines and not remarks and not whole.away:
-            raise unknown_subscription(self.name, [line.name for line in whole.lines])
-        return replace(whole, lines=lines, remarks=(*remarks, *whole.remarks))
+        if not lines and not remarks and not overview.unavailable:
+            raise unknown_subscription(self.name, [line.name for line in overview.lines])
+        return replace(overview, lines=lines, remarks=(*remarks, *overview.remarks))
 
-    async def overview_or_trouble(self) -> Overview:
+    async def overview_or_error(self) -> Overview:
         """Return the overview or, for a live view that must continue, an overview with the error."""
         try:
             return await self.overview()
@@ -182,15 +182,15 @@ async def _show(view: StatusQuery, every: float | None, as_json: bool) -> None:
     if console.is_terminal and not as_json and every is not None:
         with Live(console=console, screen=False, auto_refresh=False) as live:
             while True:
-                live.update(coloured(view.text(await view.overview_or_trouble())), refresh=True)
+                live.update(coloured(view.text(await view.overview_or_error())), refresh=True)
                 await asyncio.sleep(every)
     while True:
-        overview = await (view.overview if every is None else view.overview_or_trouble)()
+        overview = await (view.overview if every is None else view.overview_or_error)()
         _print(view, overview, as_json, indent=2 if every is None else None)
         if every is None:
-            if overview.away:
+            if overview.unavailable:
                 databases = counted(len(view.chosen), "database")
-                raise DatabaseUnavailable(f"{overview.away} of {databases} could not be asked.")
+                raise DatabaseUnavailable(f"{overview.unavailable} of {databases} could not be asked.")
             return
         await asyncio.sleep(every)
 
@@ -199,9 +199,9 @@ async def _wait(view: StatusQuery, every: float, timeout: float, as_json: bool) 
     """Print the overview once all subscriptions are ready and caught up. Raise `MailboatError` after the timeout."""
     deadline = time.monotonic() + timeout
     while True:
-        overview = await view.overview_or_trouble()
+        overview = await view.overview_or_error()
         waited_for = [line for line in overview.lines if not line.orphaned and line.state != "Deleted"]
-        done = bool(waited_for) and not overview.away and all(line.caught_up for line in waited_for)
+        done = bool(waited_for) and not overview.unavailable and all(line.caught_up for line in waited_for)
         if done or time.monotonic() >= deadline:
             _print(view, overview, as_json, indent=2)
             if not done:
@@ -224,35 +224,35 @@ def _print(view: StatusQuery, overview: Overview, as_json: bool, indent: int | N
 
 async def _overview(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
     if urls:
-        answers = await ask(urls)
-        if all(answer.error for answer in answers):
-            raise DatabaseUnavailable("\n".join(_silence(answer) for answer in answers))
-        relays = [relay for answer in answers for relay in answer.relays]
+        responses = await fetch_statuses(urls)
+        if all(response.error for response in responses):
+            raise DatabaseUnavailable("\n".join(_no_status(response) for response in responses))
+        relays = [relay for response in responses for relay in response.relays]
         lines = from_relays(relays)
         names = {line.name for line in lines}
-        consumed = from_consumers(report for answer in answers for report in answer.consumers)
+        consumed = from_consumers(report for response in responses for report in response.consumers)
         lines = sorted([*lines, *(line for line in consumed if line.name not in names)], key=lambda line: line.name)
-        return Overview(tuple(lines), tuple(_remarks(answers)), tuple(relays))
+        return Overview(tuple(lines), tuple(_remarks(responses)), tuple(relays))
     lines = []
     remarks: list[str] = []
     documents: list[dict[str, Any]] = []
-    away: list[str] = []
+    unavailable: list[str] = []
     for outbox in chosen:
         try:
-            own_lines, answers, own_remarks = await _look(outbox)
+            own_lines, responses, own_remarks = await _read_outbox(outbox)
         except DatabaseUnavailable as error:  # still show the other outboxes
-            away.append(str(error))
+            unavailable.append(str(error))
             continue
         lines += own_lines
-        remarks += [*_remarks(answers), *own_remarks]
-        documents += [relay for answer in answers for relay in answer.relays]
-    if away and len(away) == len(chosen):
-        raise DatabaseUnavailable("\n".join(away))
-    remarks += [safe(" ".join(each.split())) for each in away]
-    return Overview(tuple(lines), tuple(dict.fromkeys(remarks)), tuple(documents), len(away))
+        remarks += [*_remarks(responses), *own_remarks]
+        documents += [relay for response in responses for relay in response.relays]
+    if unavailable and len(unavailable) == len(chosen):
+        raise DatabaseUnavailable("\n".join(unavailable))
+    remarks += [safe(" ".join(each.split())) for each in unavailable]
+    return Overview(tuple(lines), tuple(dict.fromkeys(remarks)), tuple(documents), len(unavailable))
 
 
-async def _look(outbox: Outbox) -> tuple[list[StatusLine], list[Answer], list[str]]:
+async def _read_outbox(outbox: Outbox) -> tuple[list[StatusLine], list[StatusResponse], list[str]]:
     async with outbox.link("status") as link:
         known = await known_subscriptions(link, outbox.table)
         relays = await known_relays(link, outbox.table)
@@ -261,33 +261,33 @@ async def _look(outbox: Outbox) -> tuple[list[StatusLine], list[Answer], list[st
             for each in known
         ]
         remarks = (await coverage(link, outbox.layout, outbox.subscriptions)).remarks()
-    answers = await ask(sorted({relay.address for relay in relays if relay.address}))
-    told = from_relays(relay for answer in answers for relay in answer.relays)
+    responses = await fetch_statuses(sorted({relay.address for relay in relays if relay.address}))
+    reported = from_relays(relay for response in responses for relay in response.relays)
     names = {each.name for each in known}
-    lines = [enriched(line, told) for line in lines]
-    fresh = [not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
-    lines += [enriched(line, told) for line in fresh]
-    return sorted(lines, key=lambda line: line.name), answers, [safe(remark) for remark in remarks]
+    lines = [enriched(line, reported) for line in lines]
+    unstarted = [not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
+    lines += [enriched(line, reported) for line in unstarted]
+    return sorted(lines, key=lambda line: line.name), responses, [safe(remark) for remark in remarks]
 
 
-def _remarks(answers: Sequence[Answer]) -> list[str]:
-    silent = [_silence(answer) for answer in answers if answer.error]
-    troubled = [
+def _remarks(responses: Sequence[StatusResponse]) -> list[str]:
+    unreachable = [_no_status(response) for response in responses if response.error]
+    problems = [
         safe(f"relay {relay.get('relay')} ({relay.get('name')}): {relay.get('state')}: {relay.get('message')}")
-        for answer in answers
-        for relay in answer.relays
+        for response in responses
+        for relay in response.relays
         if relay.get("state") != "Running" or relay.get("message")
     ]
-    refusing = [
-        safe(f"the relay at {answer.url} continues with its old configuration: {answer.config_error}")
-        for answer in answers
-        if answer.config_error
+    rejected = [
+        safe(f"the relay at {response.url} continues with its old configuration: {response.config_error}")
+        for response in responses
+        if response.config_error
     ]
-    return silent + troubled + refusing
+    return unreachable + problems + rejected
 
 
-def _silence(answer: Answer) -> str:
-    return safe(f"no status from {answer.url}: {answer.error}")
+def _no_status(response: StatusResponse) -> str:
+    return safe(f"no status from {response.url}: {response.error}")
 
 
 def coloured(lines: Sequence[str]) -> Text:

@@ -91,11 +91,11 @@ class StatusLine:
 def overview_text(lines: Sequence[StatusLine], width: int) -> list[str]:
     """Return the table, then the last errors, the orphaned subscriptions and the relays, within ``width`` columns."""
     text = columns(HEADER, (line.cells() for line in lines), gap=2)
-    if troubled := [line for line in lines if line.last_error]:
-        ages = [age(line.last_error_age or None) for line in troubled]
-        room = max(20, width - max(len(line.name) for line in troubled) - max(3, *map(len, ages)) - 4)
-        errors = [shortened(line.last_error or "", room) for line in troubled]
-        rows = zip((line.name for line in troubled), ages, errors, strict=True)
+    if failing := [line for line in lines if line.last_error]:
+        ages = [age(line.last_error_age or None) for line in failing]
+        room = max(20, width - max(len(line.name) for line in failing) - max(3, *map(len, ages)) - 4)
+        errors = [shortened(line.last_error or "", room) for line in failing]
+        rows = zip((line.name for line in failing), ages, errors, strict=True)
         text += ["", *columns(("NAME", "AGO", "LAST ERROR"), rows, gap=2)]
     notes = [f"{line.name}: no relay has it: mailboat forget {line.name}" for line in lines if line.orphaned]
     counts: dict[str, int] = defaultdict(int)
@@ -132,17 +132,17 @@ def from_relays(relays: Iterable[Mapping[str, Any]]) -> list[StatusLine]:
     for relay in relays:
         for subscription in relay.get("subscriptions", ()):
             parts[str(subscription["name"])].append((str(relay.get("relay")), subscription))
-    return [_added_up(name, of_it) for name, of_it in sorted(parts.items())]
+    return [_sum(name, reports) for name, reports in sorted(parts.items())]
 
 
-def _added_up(name: str, told: Sequence[tuple[str, Mapping[str, Any]]]) -> StatusLine:
-    parts = [part for _, part in told]
+def _sum(name: str, reports: Sequence[tuple[str, Mapping[str, Any]]]) -> StatusLine:
+    parts = [part for _, part in reports]
     ages = [part["oldestAge"] for part in parts if part["oldestAge"] is not None]
     return StatusLine(
         name=name,
         sink=str(parts[0]["sink"]),
         state=_state([str(part["state"]) for part in parts]),
-        owners={owned["partition"]: relay for relay, part in told for owned in part["owned"]},
+        owners={owned["partition"]: relay for relay, part in reports for owned in part["owned"]},
         partitions=max(part["partitions"] for part in parts),
         lag=sum(part["lag"] for part in parts),
         lag_bounded=any(part["lagBounded"] for part in parts),
@@ -161,12 +161,12 @@ def from_consumers(reports: Iterable[ConsumerReport]) -> list[StatusLine]:
     parts: dict[str, list[ConsumerReport]] = defaultdict(list)
     for report in reports:
         parts[report.name].append(report)
-    return [_consumed(name, of_it) for name, of_it in sorted(parts.items())]
+    return [_consumed(name, reports) for name, reports in sorted(parts.items())]
 
 
 def _consumed(name: str, parts: Sequence[ConsumerReport]) -> StatusLine:
     # Each report of a pull consumer covers the whole subscription, each of a consumer with a source its partitions.
-    whole = sum if parts[0].source is not None else max
+    combine = sum if parts[0].source is not None else max
     held = sum(part.source.owned for part in parts if part.source is not None)
     return StatusLine(
         name=name,
@@ -174,11 +174,11 @@ def _consumed(name: str, parts: Sequence[ConsumerReport]) -> StatusLine:
         state=_state([part.state for part in parts]),
         partitions=held,
         held=held,
-        lag=whole(part.lag for part in parts),
+        lag=combine(part.lag for part in parts),
         lag_bounded=any(part.lag_bounded for part in parts),
         oldest_age=max((part.oldest_age for part in parts if part.oldest_age is not None), default=None),
-        parked=whole(part.parked for part in parts),
-        dead=whole(part.dead for part in parts),
+        parked=combine(part.parked for part in parts),
+        dead=combine(part.dead for part in parts),
         sink_reachable=all(_reaches_all(part) for part in parts),
         last_error=next((text for part in parts for text in (part.message, part.last_error) if text), None),
     )
@@ -192,8 +192,8 @@ def _reaches_all(report: ConsumerReport) -> bool:
 
 def _last_error(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the most recent error of all relays, with its age."""
-    told = [(part.get("lastErrorAge") or 0.0, part["lastError"]) for part in parts if part["lastError"]]
-    since, error = min(told, default=(None, None))
+    errors = [(part.get("lastErrorAge") or 0.0, part["lastError"]) for part in parts if part["lastError"]]
+    since, error = min(errors, default=(None, None))
     return {"last_error": error, "last_error_age": since}
 
 
@@ -218,13 +218,13 @@ def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterabl
         oldest_age=waiting.oldest_age,
         parked=waiting.parked,
         dead=waiting.dead,
-        last_error=_kept(known) or known.paused_reason or known.parked_error,
+        last_error=_kept_remark(known) or known.paused_reason or known.parked_error,
         last_error_age=None if known.kept_until or known.paused_reason else known.parked_error_age,
         orphaned=manifest is None and not known.served and known.state != "Deleted",
     )
 
 
-def _kept(known: KnownSubscription) -> str | None:
+def _kept_remark(known: KnownSubscription) -> str | None:
     if known.kept_until is None:
         return None
     return f"its progress is kept until {known.kept_until}: created again, it continues; `mailboat forget` ends that"
@@ -241,9 +241,9 @@ def not_started(manifest: EventSubscription) -> StatusLine:
     )
 
 
-def enriched(line: StatusLine, told: Iterable[StatusLine]) -> StatusLine:
+def enriched(line: StatusLine, reported: Iterable[StatusLine]) -> StatusLine:
     """Return the database's line with the fields that only relays report."""
-    for relay in told:
+    for relay in reported:
         if relay.name == line.name:
             own = bool(relay.last_error)
             return replace(

@@ -35,15 +35,15 @@ class TopicDeadLetters:
 
     def list_letters(self, selection: Selection, *, replayed: bool, as_json: bool) -> None:
         """Print dead letters after the progress of replays; with ``replayed``, all that the topic still has."""
-        wanted = _filter(selection)
-        found = deque(asyncio.run(self.access.matching(wanted, everything=replayed)), maxlen=selection.limit)
+        filter_ = _filter(selection)
+        found = deque(asyncio.run(self.access.matching(filter_, everything=replayed)), maxlen=selection.limit)
         chosen = sorted(found, key=lambda letter: letter.content.failed_at or _EPOCH)
         print_list(
             chosen,
             _HEADER,
             _cells,
             to_json=(lambda letter: json.dumps(_fields(letter), ensure_ascii=False)) if as_json else None,
-            empty="no dead letters" + (" match" if wanted.narrows else ""),
+            empty="no dead letters" + (" match" if filter_.narrows else ""),
             limited_to=selection.limited_to(chosen, "newest"),
         )
 
@@ -60,12 +60,12 @@ class TopicDeadLetters:
 
     async def replay_letters(self, selection: Selection, *, dry_run: bool, rate: float | None, again: bool) -> None:
         """Publish the selected dead letters to the topic of origin."""
-        wanted = _filter(selection)
-        async with self.access.opened(wanted, everything=again or selection.by_id) as (letters, sink):
+        filter_ = _filter(selection)
+        async with self.access.opened(filter_, everything=again or selection.by_id) as (letters, sink):
             if not dry_run:
                 await sink.open()
             replay = Replay(
-                letters, sink, self.access.name, wanted, rate=rate, limit=selection.limit, dry_run=dry_run, again=again
+                letters, sink, self.access.name, filter_, rate=rate, limit=selection.limit, dry_run=dry_run, again=again
             )
             try:
                 async for letter in replay.run():
@@ -88,9 +88,9 @@ class TopicDeadLetters:
 
 
 def _filter(selection: Selection) -> LetterFilter:
-    wanted = selection.wanted
-    place = selection.place if wanted.number is None else str(wanted.number)
-    return LetterFilter(replace(wanted, subscription=None, number=None), place)
+    filter_ = selection.filter
+    place = selection.place if filter_.number is None else str(filter_.number)
+    return LetterFilter(replace(filter_, subscription=None, number=None), place)
 
 
 def _cells(letter: Letter) -> tuple[str, ...]:

@@ -131,10 +131,10 @@ class Consumer:
     ) -> Callable[[Function], Function]:
         """Run the function for lists of events in one transaction. With ``group_by`` each list is a whole group."""
         if group_by is not None:
-            wanted = (group_by,) if isinstance(group_by, str) else tuple(group_by)
-            if self._group_by not in (None, wanted):
-                raise ConfigError(f"consumer {self.name}: group_by is {wanted} here and {self._group_by} elsewhere")
-            self._group_by = wanted
+            fields = (group_by,) if isinstance(group_by, str) else tuple(group_by)
+            if self._group_by not in (None, fields):
+                raise ConfigError(f"consumer {self.name}: group_by is {fields} here and {self._group_by} elsewhere")
+            self._group_by = fields
         self._size = size or self._size
 
         def register(function: Function) -> Function:

@@ -124,10 +124,10 @@ def from_manifests(
     loaded = load(paths, needs_relay=False)
     found = [each for each in loaded.subscriptions if name in (full_name(each), each.metadata.name)]
     if len(found) != 1:
-        known = ", ".join(full_name(each) for each in loaded.subscriptions) or "none"
+        names = ", ".join(full_name(each) for each in loaded.subscriptions) or "none"
         raise ConfigError(
             f"there is {'no' if not found else 'more than one'} EventSubscription {name} in"
-            f" {', '.join(map(str, paths))}; there are: {known}."
+            f" {', '.join(map(str, paths))}; there are: {names}."
         )
     (resource,) = found
     if resource.spec.sink.pull is None:
@@ -151,10 +151,10 @@ def qualified(name: str) -> str:
 
 
 def _relay_of(resource: EventSubscription, relays: Sequence[OutboxRelay]) -> OutboxRelay:
-    wanted = (resource.metadata.namespace, resource.spec.relay)
+    relay_key = (resource.metadata.namespace, resource.spec.relay)
     for relay in relays:
-        if (relay.metadata.namespace, relay.metadata.name) == wanted:
+        if (relay.metadata.namespace, relay.metadata.name) == relay_key:
             return relay
     raise ConfigError(
-        f"EventSubscription {full_name(resource)}: its OutboxRelay {wanted[1]} is not among the manifests."
+        f"EventSubscription {full_name(resource)}: its OutboxRelay {relay_key[1]} is not among the manifests."
     )

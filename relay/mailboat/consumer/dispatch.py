@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from mailboat.consumer.handler_outcomes import HasNoHandler, Ignore, Refusal, refusal_for
-from mailboat.consumer.handler_spans import handling, is_traced
+from mailboat.consumer.handler_spans import handler_span, is_traced
 from mailboat.consumer.handlers import Handler, TransactionKind
 from mailboat.consumer.received_event import Event
 from mailboat.errors import ConfigError
@@ -65,10 +65,8 @@ class Dispatcher:
         """Return the transaction kind of the handlers. Sessions and connections of one vendor can be combined."""
         kinds = {each.transaction_kind for each in self.handlers if each.transaction_kind is not None}
         if len({(kind.vendor, kind.is_async) for kind in kinds}) > 1:
-            wanted = ", ".join(sorted(kind.value for kind in kinds))
-            raise ConfigError(
-                f"consumer {self.name}: its handlers want {wanted}: one transaction can't be all of these"
-            )
+            names = ", ".join(sorted(kind.value for kind in kinds))
+            raise ConfigError(f"consumer {self.name}: its handlers want {names}: one transaction can't be all of these")
         return min(kinds, key=lambda kind: kind.value, default=None)
 
     def handlers_for(self, event_type: str) -> tuple[Handler, ...]:
@@ -162,7 +160,7 @@ class Dispatcher:
             ignored: int = await scope.in_thread(lambda: self._run(call, scope))
             return ignored
         try:
-            with handling(self.name, call.handler.name, call.events):
+            with handler_span(self.name, call.handler.name, call.events):
                 await call.handler.function(**call.arguments(scope))
         except Ignore:
             return 1
@@ -172,7 +170,7 @@ class Dispatcher:
 
     def _run(self, call: _Call, scope: Scope) -> int:
         try:
-            with handling(self.name, call.handler.name, call.events):
+            with handler_span(self.name, call.handler.name, call.events):
                 call.handler.function(**call.arguments(scope))
         except Ignore:
             return 1

@@ -11,7 +11,7 @@ from typing import Any, Final
 from mailboat.consumer.received_event import Event
 
 _NOTHING: Final[AbstractContextManager[Any]] = nullcontext()
-_LOOK_EVERY: Final = 1.0
+_LOOKUP_EVERY: Final = 1.0
 
 
 class _Provider:
@@ -20,13 +20,13 @@ class _Provider:
 
     def __init__(self) -> None:
         self._found: Any = None
-        self._look_at = float("-inf")
+        self._next_lookup = float("-inf")
 
     def find(self) -> Any:
         """Return the provider; None if no SDK is configured: a span would not be exported."""
-        if self._found is not None or (now := time.monotonic()) < self._look_at:
+        if self._found is not None or (now := time.monotonic()) < self._next_lookup:
             return self._found
-        self._look_at = now + _LOOK_EVERY
+        self._next_lookup = now + _LOOKUP_EVERY
         api = _api()
         if api is not None and not isinstance(provider := api.get_tracer_provider(), api.ProxyTracerProvider):
             self._found = provider
@@ -41,7 +41,7 @@ def is_traced() -> bool:
     return _provider.find() is not None
 
 
-def handling(consumer: str, handler: str, events: Event | Sequence[Event]) -> AbstractContextManager[Any]:
+def handler_span(consumer: str, handler: str, events: Event | Sequence[Event]) -> AbstractContextManager[Any]:
     """Return a span around a handler call, with the events' trace contexts as links."""
     provider = _provider.find()
     if provider is None:

@@ -11,13 +11,13 @@ from typing import Any, Final
 import psycopg
 
 from mailboat.consumer.pull_source import WakeUp
-from mailboat.consumer.transactions import told
+from mailboat.consumer.transactions import error_message
 
 log = logging.getLogger(__name__)
 
 _BEAT_EVERY: Final = 10.0
 _IDLE_FOR: Final = 30.0
-_TEND_EVERY: Final = 3600.0
+_MAINTAIN_EVERY: Final = 3600.0
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Monitor:
         beat_every: float = _BEAT_EVERY,
     ) -> None:
         self._url = url
-        self._which = {"subscription": subscription, "outbox": outbox, "instance": instance, "idle_for": _IDLE_FOR}
+        self._parameters = {"subscription": subscription, "outbox": outbox, "instance": instance, "idle_for": _IDLE_FOR}
         self._instance = instance
         self._wake = wake
         self._beat_every = beat_every
@@ -64,7 +64,7 @@ class Monitor:
                 ) as connection:
                     await self._watch(connection)
             except (psycopg.Error, OSError) as error:
-                self.error = told(error)
+                self.error = error_message(error)
                 log.debug("The consumer's second connection was lost: %s", self.error)
             finally:
                 self._wake.notified = False
@@ -72,40 +72,40 @@ class Monitor:
 
     async def _watch(self, connection: psycopg.AsyncConnection[Any]) -> None:
         await connection.execute("listen mailboat")
-        tended = 0.0
+        maintained_at = 0.0
         try:
             while True:
-                if time.monotonic() - tended > _TEND_EVERY or not tended:
+                if time.monotonic() - maintained_at > _MAINTAIN_EVERY or not maintained_at:
                     await connection.execute(
-                        "select mailboat.maintain(%(subscription)s, outbox => %(outbox)s)", self._which
+                        "select mailboat.maintain(%(subscription)s, outbox => %(outbox)s)", self._parameters
                     )
-                    tended = time.monotonic()
+                    maintained_at = time.monotonic()
                 await connection.execute(
                     "select mailboat.heartbeat(%(subscription)s, %(instance)s, make_interval(secs => %(idle_for)s),"
                     " outbox => %(outbox)s)",
-                    self._which,
+                    self._parameters,
                 )
                 # A pooler may accept LISTEN and deliver nothing. Receiving our own notification proves delivery.
                 await connection.execute("select pg_notify('mailboat', %s)", [self._instance])
                 cursor = await connection.execute(
-                    "select * from mailboat.pull_lag(%(subscription)s, outbox => %(outbox)s)", self._which
+                    "select * from mailboat.pull_lag(%(subscription)s, outbox => %(outbox)s)", self._parameters
                 )
                 row = await cursor.fetchone()
                 if row is not None:
                     self.lag = ConsumerLag(*row)
                 self.error = None
                 self._wake.set()
-                heard = False
+                received = False
                 async for each in connection.notifies(timeout=self._beat_every):
-                    heard = heard or each.payload == self._instance
-                    self._wake.notified = heard or self._wake.notified
+                    received = received or each.payload == self._instance
+                    self._wake.notified = received or self._wake.notified
                     if each.payload != self._instance:
                         self._wake.set()
-                self._wake.notified = heard
+                self._wake.notified = received
         finally:
             try:
                 await connection.execute(
-                    "select mailboat.leave(%(subscription)s, %(instance)s, outbox => %(outbox)s)", self._which
+                    "select mailboat.leave(%(subscription)s, %(instance)s, outbox => %(outbox)s)", self._parameters
                 )
             except psycopg.Error:
                 pass

@@ -18,8 +18,8 @@ Decode = Callable[[Event], Any]
 def decoder(annotation: Any) -> Decode:
     """Return the decoder for an annotation. Raises pydantic's error for a type that pydantic does not support."""
     accepts_none = annotation is Any or NoneType in _alternatives(annotation)
-    wanted = [each for each in _alternatives(annotation) if each is not NoneType]
-    plain = wanted[0] if len(wanted) == 1 else None
+    types = [each for each in _alternatives(annotation) if each is not NoneType]
+    plain = types[0] if len(types) == 1 else None
     if plain is bytes:
         parse: Callable[[bytes], Any] = bytes
     elif plain is str:

@@ -13,10 +13,10 @@ from mailboat.consumer.dispatch import Dispatcher
 from mailboat.consumer.monitor import ConsumerLag, Monitor
 from mailboat.consumer.points import Passing, ignore_point
 from mailboat.consumer.pull_source import RECONNECT, Pace, PullSource, WakeUp
-from mailboat.consumer.pull_statements import Wanted
+from mailboat.consumer.pull_statements import PullArguments
 from mailboat.consumer.session_factory import SessionFactory, libpq_url
 from mailboat.consumer.status_server import run_with_status
-from mailboat.consumer.transactions import told
+from mailboat.consumer.transactions import error_message
 from mailboat.errors import ConfigError, DatabaseUnavailable
 from mailboat.runtime.shutdown import StopRequested, unless_stopped
 from mailboat_spec import NoHandler
@@ -59,7 +59,7 @@ class PullRunner:
         self._wake = WakeUp()
         self._source: PullSource | None = None
         self._watch: Monitor | None = None
-        self._trouble: str | None = None
+        self._error: str | None = None
         """Why the database is not reached at the start."""
 
     async def serve(self, stop: asyncio.Event) -> None:
@@ -70,18 +70,18 @@ class PullRunner:
     async def _run(self, stop: asyncio.Event) -> None:
         kind = self.dispatcher.transaction_kind()
         try:
-            known = await unless_stopped(stop, self._prepare())
+            policy = await unless_stopped(stop, self._prepare())
         except StopRequested:
             return
         settings = self._settings
-        self._check_groups(known)
-        self.dispatcher.no_handler = NoHandler(known["noHandler"])
-        wanted = Wanted(settings.subscription, self._size, settings.outbox)
-        sessions = SessionFactory(kind, settings.url, wanted, size=self._concurrency, engine=self._engine)
+        self._check_groups(policy)
+        self.dispatcher.no_handler = NoHandler(policy["noHandler"])
+        arguments = PullArguments(settings.subscription, self._size, settings.outbox)
+        sessions = SessionFactory(kind, settings.url, arguments, size=self._concurrency, engine=self._engine)
         self._source = PullSource(
             self.dispatcher,
             sessions.open,
-            workers=max(1, min(self._concurrency, known["partitions"])),
+            workers=max(1, min(self._concurrency, policy["partitions"])),
             pace=self._pace,
             wake=self._wake,
             passing=self._passing,
@@ -89,27 +89,27 @@ class PullRunner:
         self._watch = Monitor(
             libpq_url(settings.url), settings.subscription, self.instance, self._wake, outbox=settings.outbox
         )
-        beside = [asyncio.create_task(_maintenance(settings, known).run()), asyncio.create_task(self._watch.run())]
+        background = [asyncio.create_task(_maintenance(settings, policy).run()), asyncio.create_task(self._watch.run())]
         log.info("Consuming.", extra={"consumer": settings.subscription, "instance": self.instance})
         try:
             await self._source.run(stop)
         finally:
-            for task in beside:
+            for task in background:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*background, return_exceptions=True)
             await sessions.close()
 
     def report(self) -> ConsumerReport:
         """Return the status from values in memory."""
         lag = ConsumerLag() if self._watch is None else self._watch.lag
         connected = 0 if self._source is None else self._source.connected
-        trouble = self._trouble if self._source is None else self._source.trouble
+        error = self._error if self._source is None else self._source.error
         counts = self.dispatcher.counts
         return ConsumerReport(
             name=self._settings.subscription,
             instance=self.instance,
             state="Stopping" if self._stop.is_set() else "Running" if connected else "Connecting",
-            message=trouble or "",
+            message=error or "",
             workers=connected,
             lag=lag.pending,
             lag_bounded=lag.bounded,
@@ -130,12 +130,12 @@ class PullRunner:
         while True:
             try:
                 await self._declare(self._settings)
-                return await self._known(self._settings)
+                return await self._read_policy(self._settings)
             except DatabaseUnavailable as error:
                 failures += 1
-                if self._trouble != str(error):
+                if self._error != str(error):
                     log.warning("Database unavailable: %s", error, extra={"consumer": self._settings.subscription})
-                self._trouble = str(error)
+                self._error = str(error)
             await asyncio.sleep(RECONNECT.delay(failures, random))
             self._settings = await asyncio.to_thread(self._read_settings)
 
@@ -156,7 +156,7 @@ class PullRunner:
         finally:
             await link.close()
 
-    async def _known(self, settings: ConsumerSettings) -> dict[str, Any]:
+    async def _read_policy(self, settings: ConsumerSettings) -> dict[str, Any]:
         """Return the subscription's settings from the database."""
         import psycopg
 
@@ -167,23 +167,23 @@ class PullRunner:
                 )
                 row = await cursor.fetchone()
         except psycopg.OperationalError as error:
-            raise DatabaseUnavailable(f"consumer {self.name}: {told(error)}") from error
+            raise DatabaseUnavailable(f"consumer {self.name}: {error_message(error)}") from error
         except psycopg.Error as error:
-            raise ConfigError(f"consumer {self.name}: {told(error)}") from error
+            raise ConfigError(f"consumer {self.name}: {error_message(error)}") from error
         assert row is not None, "a function has an answer"
-        known: dict[str, Any] = row[0]
-        return known
+        policy: dict[str, Any] = row[0]
+        return policy
 
-    def _check_groups(self, known: Mapping[str, Any]) -> None:
-        if self._group_by is not None and list(self._group_by) != known["groupBy"]:
-            wanted = ", ".join(self._group_by)
+    def _check_groups(self, policy: Mapping[str, Any]) -> None:
+        if self._group_by is not None and list(self._group_by) != policy["groupBy"]:
+            fields = ", ".join(self._group_by)
             raise ConfigError(
-                f"consumer {self.name}: its handlers want groups by {wanted}: the subscription must have"
-                f" delivery: {{groupBy: [{wanted}]}}"
+                f"consumer {self.name}: its handlers want groups by {fields}: the subscription must have"
+                f" delivery: {{groupBy: [{fields}]}}"
             )
 
 
-def _maintenance(settings: ConsumerSettings, known: Mapping[str, Any]) -> Any:
+def _maintenance(settings: ConsumerSettings, policy: Mapping[str, Any]) -> Any:
     """Return the retention task, since there may be no relay.
 
     Does nothing without an OutboxRelay manifest, or if the user is not in the role that owns the schema.
@@ -191,12 +191,12 @@ def _maintenance(settings: ConsumerSettings, known: Mapping[str, Any]) -> Any:
     from mailboat.runtime.maintenance import Maintenance
 
     relay = settings.relay
-    if relay is None or not known["isOwner"]:
-        return _Nothing()
+    if relay is None or not policy["isOwner"]:
+        return _NoMaintenance()
     url = libpq_url(settings.url)
     return Maintenance(lambda: url, settings.layout, relay.spec.outbox.retention, relay.spec.database.pooler)
 
 
-class _Nothing:
+class _NoMaintenance:
     async def run(self) -> None:
         """Do nothing: this consumer does not run retention."""

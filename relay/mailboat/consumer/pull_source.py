@@ -20,7 +20,7 @@ from mailboat.consumer.points import ConsumerPoint as ConsumerPoint
 from mailboat.consumer.points import Passing as Passing
 from mailboat.consumer.points import ignore_point
 from mailboat.consumer.received_event import Event
-from mailboat.consumer.transactions import WorkerSession, is_transient, sqlstate, told
+from mailboat.consumer.transactions import WorkerSession, error_message, is_transient, sqlstate
 from mailboat.delivery.backoff import Backoff
 from mailboat.errors import ConfigError
 
@@ -78,7 +78,7 @@ class PullSource:
         self._passing = passing
         self._random = random or Random()
         self.connected = 0
-        self.trouble: str | None = None
+        self.error: str | None = None
         """Why the last connection was lost; None after a reconnect."""
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -90,8 +90,8 @@ class PullSource:
             ended = [task for task in tasks if task.done()]
             stop.set()
             self._wake.set()
-            _, late = await asyncio.wait(tasks, timeout=self._pace.drain_within)
-            for task in late:
+            _, running = await asyncio.wait(tasks, timeout=self._pace.drain_within)
+            for task in running:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             for result in (task.exception() for task in ended if not task.cancelled()):
@@ -113,7 +113,7 @@ class PullSource:
                     if session is None:
                         session = await self._open_session()
                         self.connected += 1
-                        self.trouble = None
+                        self.error = None
                     while unfinished:
                         await session.refuse(unfinished[-1], GIVEN_BACK)
                         unfinished.pop()
@@ -130,12 +130,12 @@ class PullSource:
                         self.connected -= 1
                         await _quietly(session.close())
                         session = None
-                    await self._rest(stop, RECONNECT.delay(failures, self._random))
+                    await self._idle(stop, RECONNECT.delay(failures, self._random))
                     continue
                 empty = 0 if busy else empty + 1
                 if not busy:
                     longest = self._pace.longest_notified if self._wake.notified else self._pace.longest
-                    if await self._rest(stop, min(self._pace.first * 2 ** min(empty - 1, 20), longest)):
+                    if await self._idle(stop, min(self._pace.first * 2 ** min(empty - 1, 20), longest)):
                         empty = 0
         finally:
             if session is not None:
@@ -153,7 +153,7 @@ class PullSource:
             await session.rollback()
             if is_transient(error) or sqlstate(error) in _NOT_NOW:
                 return False
-            raise ConfigError(f"consumer {self._dispatcher.name} can't pull: {told(error)}") from error
+            raise ConfigError(f"consumer {self._dispatcher.name} can't pull: {error_message(error)}") from error
         if not batch:
             await session.commit()
             return False
@@ -206,7 +206,7 @@ class PullSource:
             )
         self._passing(ConsumerPoint.REFUSED)
 
-    async def _rest(self, stop: asyncio.Event, seconds: float) -> bool:
+    async def _idle(self, stop: asyncio.Event, seconds: float) -> bool:
         """Wait up to ``seconds`` and return True if the worker was woken earlier."""
         self._wake.event.clear()
         if stop.is_set():
@@ -220,9 +220,9 @@ class PullSource:
 
     def _note_loss(self, error: Exception) -> None:
         message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if self.trouble is None:
+        if self.error is None:
             log.warning("Database unavailable: %s", message, extra={"consumer": self._dispatcher.name})
-        self.trouble = message
+        self.error = message
 
 
 async def _quietly(closing: Awaitable[None]) -> None:

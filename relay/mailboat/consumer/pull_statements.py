@@ -24,7 +24,7 @@ REFUSE: Final = (
 ONCE: Final = "select mailboat.once(cast(:p1 as text), cast(:p2 as uuid))"
 
 
-class Wanted:
+class PullArguments:
     """Arguments of a pull: subscription, maximum events, outbox (None: the only one with this subscription)."""
 
     def __init__(self, subscription: str, size: int | None, outbox: str | None) -> None:

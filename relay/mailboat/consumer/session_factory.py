@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from mailboat.consumer.handlers import TransactionKind
-from mailboat.consumer.pull_statements import Wanted
+from mailboat.consumer.pull_statements import PullArguments
 from mailboat.consumer.transactions import Psycopg, PsycopgAsync, SqlAlchemy, SqlAlchemyAsync
 
 OpenedSession = Psycopg | PsycopgAsync | SqlAlchemy | SqlAlchemyAsync
@@ -16,12 +16,12 @@ class SessionFactory:
     """Opens sessions. An SQLAlchemy engine is created on demand, unless the application gives its own."""
 
     def __init__(
-        self, kind: TransactionKind | None, url: str | None, wanted: Wanted, *, size: int, engine: Any = None
+        self, kind: TransactionKind | None, url: str | None, arguments: PullArguments, *, size: int, engine: Any = None
     ) -> None:
         """``size``: number of sessions that are open at the same time."""
         self._kind = kind
         self._libpq = libpq_url(url)
-        self._wanted = wanted
+        self._arguments = arguments
         self._engine: Any = None
         self._owned = False
         if kind is not None and kind.vendor == "sqlalchemy":
@@ -30,12 +30,12 @@ class SessionFactory:
     async def open(self) -> OpenedSession:
         kind = self._kind
         if kind is None or kind is TransactionKind.PSYCOPG_ASYNC:
-            return await PsycopgAsync.open(self._libpq, self._wanted)
+            return await PsycopgAsync.open(self._libpq, self._arguments)
         if kind is TransactionKind.PSYCOPG:
-            return await Psycopg.open(self._libpq, self._wanted)
+            return await Psycopg.open(self._libpq, self._arguments)
         if kind.is_async:
-            return await SqlAlchemyAsync.open(self._engine, self._wanted)
-        return await SqlAlchemy.open(self._engine, self._wanted)
+            return await SqlAlchemyAsync.open(self._engine, self._arguments)
+        return await SqlAlchemy.open(self._engine, self._arguments)
 
     async def close(self) -> None:
         """Close the engine, if it was created here."""

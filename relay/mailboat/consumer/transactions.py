@@ -22,7 +22,7 @@ from mailboat.consumer.pull_statements import (
     PSYCOPG_REFUSE,
     PULL,
     REFUSE,
-    Wanted,
+    PullArguments,
     event_of,
 )
 from mailboat.consumer.received_event import Event
@@ -78,7 +78,7 @@ def sqlstate(error: BaseException | None) -> str:
     return ""
 
 
-def told(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """Return the server's error message with its hint, without the statement."""
     original = getattr(error, "orig", None) or error
     message = primary_message(original).partition("\n")[0]
@@ -97,15 +97,15 @@ _SETTINGS: Final[dict[str, Any]] = {"application_name": "mailboat consumer", "co
 class PsycopgAsync:
     """psycopg's AsyncConnection. Prepared statements are disabled because of possible poolers."""
 
-    def __init__(self, connection: Any, wanted: Wanted) -> None:
+    def __init__(self, connection: Any, arguments: PullArguments) -> None:
         self._connection = connection
-        self._wanted = wanted
+        self._arguments = arguments
 
     @classmethod
-    async def open(cls, url: str, wanted: Wanted) -> Self:
+    async def open(cls, url: str, arguments: PullArguments) -> Self:
         import psycopg
 
-        return cls(await psycopg.AsyncConnection.connect(url, prepare_threshold=None, **_SETTINGS), wanted)
+        return cls(await psycopg.AsyncConnection.connect(url, prepare_threshold=None, **_SETTINGS), arguments)
 
     def transaction(self, kind: TransactionKind) -> Any:
         return self._connection
@@ -115,7 +115,7 @@ class PsycopgAsync:
 
     async def pull(self) -> list[Event]:
         cursor = self._connection.cursor(binary=True)
-        await cursor.execute(PSYCOPG_PULL, self._wanted.pull)
+        await cursor.execute(PSYCOPG_PULL, self._arguments.pull)
         return [event_of(row) for row in await cursor.fetchall()]
 
     async def once(self, consumer: str, event_id: UUID) -> bool:
@@ -129,7 +129,7 @@ class PsycopgAsync:
         await self._connection.rollback()
 
     async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
-        cursor = await self._connection.execute(PSYCOPG_REFUSE, self._wanted.refusal(event_id, refusal))
+        cursor = await self._connection.execute(PSYCOPG_REFUSE, self._arguments.refusal(event_id, refusal))
         (outcome,) = await cursor.fetchone()
         await self._connection.commit()
         return str(outcome)
@@ -144,8 +144,8 @@ class PsycopgAsync:
 class _InThread:
     """A synchronous connection in a dedicated thread."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
+    def __init__(self, arguments: PullArguments) -> None:
+        self._arguments = arguments
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mailboat-consumer")
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
@@ -158,10 +158,10 @@ class Psycopg(_InThread):
     _connection: Any
 
     @classmethod
-    async def open(cls, url: str, wanted: Wanted) -> Self:
+    async def open(cls, url: str, arguments: PullArguments) -> Self:
         import psycopg
 
-        opened = cls(wanted)
+        opened = cls(arguments)
         try:
             opened._connection = await opened.in_thread(
                 lambda: psycopg.connect(url, prepare_threshold=None, **_SETTINGS)
@@ -177,7 +177,7 @@ class Psycopg(_InThread):
     async def pull(self) -> list[Event]:
         def pull() -> list[Event]:
             cursor = self._connection.cursor(binary=True)
-            return [event_of(row) for row in cursor.execute(PSYCOPG_PULL, self._wanted.pull).fetchall()]
+            return [event_of(row) for row in cursor.execute(PSYCOPG_PULL, self._arguments.pull).fetchall()]
 
         events: list[Event] = await self.in_thread(pull)
         return events
@@ -194,7 +194,7 @@ class Psycopg(_InThread):
 
     async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
         def refuse() -> str:
-            (outcome,) = self._connection.execute(PSYCOPG_REFUSE, self._wanted.refusal(event_id, refusal)).fetchone()
+            (outcome,) = self._connection.execute(PSYCOPG_REFUSE, self._arguments.refusal(event_id, refusal)).fetchone()
             self._connection.commit()
             return str(outcome)
 
@@ -216,8 +216,8 @@ class SqlAlchemy(_InThread):
     _session: Any = None
 
     @classmethod
-    async def open(cls, engine: Any, wanted: Wanted) -> Self:
-        opened = cls(wanted)
+    async def open(cls, engine: Any, arguments: PullArguments) -> Self:
+        opened = cls(arguments)
         try:
             opened._connection = await opened.in_thread(engine.connect)
         except BaseException:
@@ -235,7 +235,9 @@ class SqlAlchemy(_InThread):
         return self._session
 
     async def pull(self) -> list[Event]:
-        rows: list[Event] = await self.in_thread(lambda: [event_of(row) for row in self._run(PULL, self._wanted.pull)])
+        rows: list[Event] = await self.in_thread(
+            lambda: [event_of(row) for row in self._run(PULL, self._arguments.pull)]
+        )
         return rows
 
     async def once(self, consumer: str, event_id: UUID) -> bool:
@@ -270,7 +272,7 @@ class SqlAlchemy(_InThread):
 
     async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
         def refuse() -> str:
-            ((outcome,),) = self._run(REFUSE, self._wanted.refusal(event_id, refusal))
+            ((outcome,),) = self._run(REFUSE, self._arguments.refusal(event_id, refusal))
             self._connection.commit()
             return str(outcome)
 
@@ -288,14 +290,14 @@ class SqlAlchemy(_InThread):
 class SqlAlchemyAsync:
     """SQLAlchemy's AsyncConnection, and an AsyncSession on it for handlers that require one."""
 
-    def __init__(self, connection: Any, wanted: Wanted) -> None:
+    def __init__(self, connection: Any, arguments: PullArguments) -> None:
         self._connection = connection
-        self._wanted = wanted
+        self._arguments = arguments
         self._session: Any = None
 
     @classmethod
-    async def open(cls, engine: Any, wanted: Wanted) -> Self:
-        return cls(await engine.connect(), wanted)
+    async def open(cls, engine: Any, arguments: PullArguments) -> Self:
+        return cls(await engine.connect(), arguments)
 
     def transaction(self, kind: TransactionKind) -> Any:
         if kind is not TransactionKind.SQLALCHEMY_ASYNC_SESSION:
@@ -310,7 +312,7 @@ class SqlAlchemyAsync:
         return await asyncio.to_thread(function)
 
     async def pull(self) -> list[Event]:
-        return [event_of(row) for row in await self._run(PULL, self._wanted.pull)]
+        return [event_of(row) for row in await self._run(PULL, self._arguments.pull)]
 
     async def once(self, consumer: str, event_id: UUID) -> bool:
         return bool((await self._run(ONCE, (consumer, str(event_id))))[0][0])
@@ -337,7 +339,7 @@ class SqlAlchemyAsync:
             await session.close()
 
     async def refuse(self, event_id: UUID, refusal: Refusal) -> str:
-        ((outcome,),) = await self._run(REFUSE, self._wanted.refusal(event_id, refusal))
+        ((outcome,),) = await self._run(REFUSE, self._arguments.refusal(event_id, refusal))
         await self._connection.commit()
         return str(outcome)
 

@@ -119,8 +119,8 @@ def checked(event: NewEvent, *, where: str = "") -> OutboxRow:
         raise EmitRefused(f"emit: {where}{refusal}") from refusal.__cause__
 
 
-def _refuse(argument: str, complaint: str, cause: Exception | None = None) -> NoReturn:
-    raise EmitRefused(f"{argument} {complaint}") from cause
+def _refuse(argument: str, problem: str, cause: Exception | None = None) -> NoReturn:
+    raise EmitRefused(f"{argument} {problem}") from cause
 
 
 def _text(argument: str, value: object) -> str:

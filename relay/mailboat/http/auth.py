@@ -37,12 +37,12 @@ class CallerAuth:
         """Return the body of an authenticated call. For others, raise the HTTP error, if possible before reading."""
         if self.verifier is None:
             raise web.HTTPForbidden(text="Calls are not accepted: start the relay with --control-keys.\n")
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        given = given.strip() if scheme.lower() == "bearer" else ""
-        if not given.isascii() or not given:
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        token = token.strip() if scheme.lower() == "bearer" else ""
+        if not token.isascii() or not token:
             raise _unauthorized(_MISSING)
         try:
-            digest = self.verifier.check(given, request.method, request.path)
+            digest = self.verifier.check(token, request.method, request.path)
             body = await _read(request)
             check_body(digest, body)
         except Unsigned as error:

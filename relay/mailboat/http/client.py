@@ -17,7 +17,7 @@ _NO_ADDRESS = "that is no address: write http://host:port"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StatusResponse:
     """Status of one process with relays or consumers, or the error of the request."""
 
     url: str
@@ -28,34 +28,34 @@ class Answer:
     """Why the relay rejected its latest configuration."""
 
 
-async def ask(urls: Sequence[str], *, timeout: float = 3.0) -> list[Answer]:
+async def fetch_statuses(urls: Sequence[str], *, timeout: float = 3.0) -> list[StatusResponse]:
     """Request the status of all processes concurrently. Returns one answer per URL, in order, also if it failed."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session:
-        return list(await asyncio.gather(*(_ask(session, url) for url in urls)))
+        return list(await asyncio.gather(*(_fetch(session, url) for url in urls)))
 
 
-async def _ask(session: aiohttp.ClientSession, url: str) -> Answer:
+async def _fetch(session: aiohttp.ClientSession, url: str) -> StatusResponse:
     base = url if "://" in url else f"http://{url}"
     if not base.lower().startswith(("http://", "https://")):
-        return Answer(url, error=_NO_ADDRESS)
+        return StatusResponse(url, error=_NO_ADDRESS)
     try:
         async with session.get(f"{base.rstrip('/')}/status") as response:
             if response.status != 200:
-                return Answer(url, error=f"answered {response.status}")
+                return StatusResponse(url, error=f"answered {response.status}")
             body = bytearray()
             async for chunk in response.content.iter_chunked(65536):
                 body += chunk
                 if len(body) > _LARGEST:
-                    return Answer(url, error="answered more than a status can have")
+                    return StatusResponse(url, error="answered more than a status can have")
         document = json.loads(body)
         if "relays" not in document and (consumers := read_consumer_reports(bytes(body))):
-            return Answer(url, consumers=consumers)
+            return StatusResponse(url, consumers=consumers)
         relays = tuple(relay for relay in document["relays"] if isinstance(relay, dict))
-        complaint = document.get("config", {}).get("error")
-        return Answer(url, relays, config_error=None if complaint is None else str(complaint))
+        config_error = document.get("config", {}).get("error")
+        return StatusResponse(url, relays, config_error=None if config_error is None else str(config_error))
     except aiohttp.InvalidURL:
-        return Answer(url, error=_NO_ADDRESS)
+        return StatusResponse(url, error=_NO_ADDRESS)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        return Answer(url, error=str(error) or "did not answer in time")
+        return StatusResponse(url, error=str(error) or "did not answer in time")
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Answer(url, error="answered something that is no status of a relay or consumer")
+        return StatusResponse(url, error="answered something that is no status of a relay or consumer")

@@ -128,9 +128,9 @@ class HttpApi:
             return _text(f"The assignment can't be written down: {error}", 503)
         except MailboatError as error:
             return _text(str(error), 500)
-        answer = {"generation": assignment.generation, **outcome}
-        log.info("Assignment received", extra=answer)
-        return web.json_response(answer, status=409 if outcome["stale"] else 404 if outcome["unknown"] else 200)
+        document = {"generation": assignment.generation, **outcome}
+        log.info("Assignment received", extra=document)
+        return web.json_response(document, status=409 if outcome["stale"] else 404 if outcome["unknown"] else 200)
 
     async def _config(self, request: web.Request) -> web.Response:
         body = await self._callers.body_of(request)

@@ -37,13 +37,13 @@ _COLUMNS = ("Subscription", "Ready", "Sink", "Owned", "Lag", "Oldest", "Parked",
 _NUMBERS = frozenset({"Owned", "Lag", "Oldest", "Parked", "Dead", "Rate"})
 
 
-def render_page(relays: Sequence[RelayStatus], trouble: str | None) -> str:
-    """Return the page. ``trouble`` is the error of the configuration, if there is one."""
+def render_page(relays: Sequence[RelayStatus], config_error: str | None) -> str:
+    """Return the page. ``config_error`` is None if the configuration is valid."""
     parts = [_relay(relay) for relay in relays[:_MOST_ROWS]]
     if not parts:
         parts = ["<p class=warn>No configuration yet.</p>"]
-    if trouble:
-        parts.insert(0, f"<p class=bad>The configuration was refused: {_text(trouble)}</p>")
+    if config_error:
+        parts.insert(0, f"<p class=bad>The configuration was refused: {_text(config_error)}</p>")
     title = ", ".join(relay.name for relay in relays[:3]) or "no relay"
     return (
         "<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8>"
@@ -61,8 +61,8 @@ def _relay(relay: RelayStatus) -> str:
     retention = f"retention is blocked: {relay.retention_blocked}" if relay.retention_blocked else ""
     remarks = [relay.message, retention, relay.old_snapshot]
     shown = relay.subscriptions[:_MOST_ROWS]
-    left_out = len(relay.subscriptions) - len(shown)
-    more = f"<p class=quiet>and {left_out} more subscriptions: see /status</p>" if left_out else ""
+    omitted = len(relay.subscriptions) - len(shown)
+    more = f"<p class=quiet>and {omitted} more subscriptions: see /status</p>" if omitted else ""
     return (
         f"<h2>{_text(relay.name)} <span class={state}>{_text(relay.state)}</span></h2>"
         f"<p class=quiet>relay {_text(relay.relay)}, outbox {_text(relay.outbox)}{peers}</p>"
@@ -77,11 +77,11 @@ def _relay(relay: RelayStatus) -> str:
 def _subscription(each: SubscriptionStatus) -> list[str]:
     owned = sum(owner is not None for owner in each.owners.values()) or len(each.owned)
     ready = each.state == "Running" and each.sink_reachable is not False and owned >= each.partitions
-    word, look = (str(ready), "good" if ready else "bad") if each.state == "Running" else (each.state, "warn")
+    word, style = (str(ready), "good" if ready else "bad") if each.state == "Running" else (each.state, "warn")
     age = f" ({_age(each.last_error_age)} ago)" if each.last_error_age else ""
     return [
         _text(each.name),
-        f"<span class={look}>{_text(word)}</span>",
+        f"<span class={style}>{_text(word)}</span>",
         _text(each.sink),
         f"{owned}/{each.partitions}",
         f"{each.lag}{'+' if each.lag_bounded else ''}",
@@ -96,11 +96,11 @@ def _subscription(each: SubscriptionStatus) -> list[str]:
 def _partitions(subscriptions: Iterable[SubscriptionStatus], me: str) -> Iterable[list[str]]:
     rows = 0
     for each in subscriptions:
-        mine = {owned.partition: owned for owned in each.owned}
+        owned_partitions = {owned.partition: owned for owned in each.owned}
         for partition in range(each.partitions):
             if (rows := rows + 1) > _MOST_ROWS:
                 return
-            owned = mine.get(partition)
+            owned = owned_partitions.get(partition)
             owner = me if owned is not None else each.owners.get(partition)
             details = (str(owned.lag), str(owned.parked), str(owned.published)) if owned is not None else ("", "", "")
             yield [
@@ -112,10 +112,11 @@ def _partitions(subscriptions: Iterable[SubscriptionStatus], me: str) -> Iterabl
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table. Cells are HTML already."""
-    looks = [" class=n" if column in _NUMBERS else "" for column in columns]
-    head = "".join(f"<th{look}>{column}</th>" for look, column in zip(looks, columns, strict=True))
+    styles = [" class=n" if column in _NUMBERS else "" for column in columns]
+    head = "".join(f"<th{style}>{column}</th>" for style, column in zip(styles, columns, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td{look}>{cell}</td>' for look, cell in zip(looks, row, strict=True))}</tr>\n" for row in rows
+        f"<tr>{''.join(f'<td{style}>{cell}</td>' for style, cell in zip(styles, row, strict=True))}</tr>\n"
+        for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>\n"
 

@@ -88,28 +88,30 @@ def assert_emitted(
 
     Omitted arguments are not compared. The error message lists the emitted events.
     """
-    wanted = {"payload": payload, "key": key, "headers": headers}
+    expected = {"payload": payload, "key": key, "headers": headers}
     found = emitted(connection, outbox=outbox)
     if inspect.isawaitable(found):
 
         async def later() -> EmittedEvent:
-            return _checked(await found, type, wanted, times)
+            return _checked(await found, type, expected, times)
 
         return later()
-    return _checked(found, type, wanted, times)
+    return _checked(found, type, expected, times)
 
 
-def _checked(found: Sequence[EmittedEvent], type: str, wanted: Mapping[str, Any], times: int) -> EmittedEvent:
-    matching = [event for event in found if event.type == type and _matches(event, wanted)]
+def _checked(found: Sequence[EmittedEvent], type: str, expected: Mapping[str, Any], times: int) -> EmittedEvent:
+    matching = [event for event in found if event.type == type and _matches(event, expected)]
     if len(matching) != times or not matching:
         listed = "\n".join(f"  {event.type} key={event.key} {event.payload!r}" for event in found) or "  nothing"
-        asked = ", ".join(f"{name}={value!r}" for name, value in wanted.items() if value is not ...)
-        raise AssertionError(f"{type} ({asked}) was emitted {len(matching)} times, not {times}. Emitted:\n{listed}")
+        expectation = ", ".join(f"{name}={value!r}" for name, value in expected.items() if value is not ...)
+        raise AssertionError(
+            f"{type} ({expectation}) was emitted {len(matching)} times, not {times}. Emitted:\n{listed}"
+        )
     return matching[0]
 
 
-def _matches(event: EmittedEvent, wanted: Mapping[str, Any]) -> bool:
-    for name, value in wanted.items():
+def _matches(event: EmittedEvent, expected: Mapping[str, Any]) -> bool:
+    for name, value in expected.items():
         if value is ...:
             continue
         is_json = name == "payload" and not isinstance(value, bytes)

@@ -31,11 +31,11 @@ class MemorySink:
         self.max_value_bytes: int | None = None
         """Size above which ``refusal`` refuses a value."""
         self._delivery_timeout = delivery_timeout
-        self._away: str | None = None
+        self._outage: str | None = None
         self._refuses: Predicate | None = None
         self._tells_which = True
-        self._flowing = asyncio.Event()
-        self._flowing.set()
+        self._accepting = asyncio.Event()
+        self._accepting.set()
         self._turn = asyncio.Lock()
         self._stops = KeyFence()
         self._closed = False
@@ -52,10 +52,10 @@ class MemorySink:
 
     def go_away(self, why: str = "told to be away") -> None:
         """Return ``SinkUnavailable`` until :meth:`come_back`."""
-        self._away = why
+        self._outage = why
 
     def come_back(self) -> None:
-        self._away = None
+        self._outage = None
 
     def refuse(self, predicate: Predicate | None, *, tells_which: bool = True) -> None:
         """Refuse messages that the predicate selects; None refuses none. With ``tells_which=False`` one refused message
@@ -65,16 +65,16 @@ class MemorySink:
 
     def hold_answers(self) -> None:
         """Accept no message and return no result until :meth:`let_go` or the delivery timeout."""
-        self._flowing.clear()
+        self._accepting.clear()
 
     def let_go(self) -> None:
-        self._flowing.set()
+        self._accepting.set()
 
     # ---- the protocol ----------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        if self._away is not None:
-            raise SinkUnavailable(self._away)
+        if self._outage is not None:
+            raise SinkUnavailable(self._outage)
         self._closed = False
 
     def refusal(self, message: Message) -> EventRefused | None:
@@ -93,8 +93,8 @@ class MemorySink:
         with hold:
             try:
                 async with asyncio.timeout(self._delivery_timeout), self._turn:
-                    await self._flowing.wait()
-                    return self._take(batch, hold)
+                    await self._accepting.wait()
+                    return self._accept(batch, hold)
             except TimeoutError:
                 return self._all(batch, hold, SinkUnavailable(f"no answer within {self._delivery_timeout:g} s"))
             except asyncio.CancelledError:
@@ -103,14 +103,14 @@ class MemorySink:
 
     async def close(self) -> None:
         self._closed = True
-        self._flowing.set()
+        self._accepting.set()
 
-    def _take(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
+    def _accept(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         hold.begin()
         if self._closed:
             return self._all(batch, hold, SinkUnavailable("the sink is closed"))
-        if self._away is not None:
-            return self._all(batch, hold, SinkUnavailable(self._away))
+        if self._outage is not None:
+            return self._all(batch, hold, SinkUnavailable(self._outage))
         refused = {index for index, message in enumerate(batch) if self._refuses is not None and self._refuses(message)}
         if refused and not self._tells_which and len(batch) > 1:
             return self._all(batch, hold, Undecided("a message of this batch was refused"))

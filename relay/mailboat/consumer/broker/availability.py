@@ -14,10 +14,10 @@ _BACKOFF: Final = Backoff(initial=0.1, factor=2, ceiling=5.0, jitter=0.2)
 class Availability:
     """Logs the beginning and the end of an outage once each, and spaces the tries in between."""
 
-    def __init__(self, what: str, log: logging.Logger, consumer: str, random: Random | None = None) -> None:
-        self.trouble: str | None = None
+    def __init__(self, name: str, log: logging.Logger, consumer: str, random: Random | None = None) -> None:
+        self.error: str | None = None
         """Why it is unavailable; None if it is available."""
-        self._what = what
+        self._name = name
         self._log = log
         self._consumer = consumer
         self._random = random or Random()
@@ -25,14 +25,14 @@ class Availability:
 
     def failed(self, message: str) -> float:
         """Note a failed try and return the seconds until the next one."""
-        if self.trouble is None:
-            self._log.warning("%s unavailable: %s", self._what, message, extra={"consumer": self._consumer})
-        self.trouble = message
+        if self.error is None:
+            self._log.warning("%s unavailable: %s", self._name, message, extra={"consumer": self._consumer})
+        self.error = message
         self._failures += 1
         return _BACKOFF.delay(self._failures, self._random)
 
     def succeeded(self) -> None:
-        if self.trouble is not None:
-            self._log.info("%s available again", self._what, extra={"consumer": self._consumer})
-        self.trouble = None
+        if self.error is not None:
+            self._log.info("%s available again", self._name, extra={"consumer": self._consumer})
+        self.error = None
         self._failures = 0

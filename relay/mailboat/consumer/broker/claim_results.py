@@ -50,23 +50,23 @@ class ClaimResults:
             try:
                 match mark:
                     case Mark.DONE:
-                        kept = await self._claims.done(ids)
+                        results = await self._claims.done(ids)
                     case Mark.FAILED:
-                        kept = await self._claims.fail([self._failures[work] for work in works])
+                        results = await self._claims.fail([self._failures[work] for work in works])
                     case Mark.DEAD:
-                        kept = await self._claims.dead(ids)
+                        results = await self._claims.dead(ids)
                     case Mark.RELEASED:
                         await self._claims.release(ids)
-                        kept = [True] * len(ids)
+                        results = [True] * len(ids)
                 self._availability.succeeded()
                 break
             except ClaimsUnavailable as error:
                 delay = self._availability.failed(str(error))
                 if not self._wait:
-                    kept = [True] * len(ids)
+                    results = [True] * len(ids)
                     break
                 await asyncio.sleep(delay)
         marked = self._lifecycle.marked
-        for work, ours in zip(works, kept, strict=True):
+        for work, held in zip(works, results, strict=True):
             work.claimed = False
-            marked(work, mark, self._failures.pop(work).retry_in if mark is FAILED else 0.0, ours=ours)
+            marked(work, mark, self._failures.pop(work).retry_in if mark is FAILED else 0.0, held=held)

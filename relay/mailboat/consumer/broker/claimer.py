@@ -23,9 +23,9 @@ from mailboat.consumer.broker.engine_state import EngineSettings
 from mailboat.consumer.broker.in_flight import InFlight
 from mailboat.consumer.broker.interfaces import (
     CONSUMER_DIED,
-    Answer,
     Claim,
     Claimed,
+    ClaimReply,
     ClaimStore,
     ClaimsUnavailable,
     Finished,
@@ -65,23 +65,23 @@ class Claimer:
         self._workers = workers
         self._source = source
         self._settings = settings
-        self._at_once = settings.concurrency
+        self._claim_limit = settings.concurrency
         """Events that may be claimed or handled at the same time."""
-        self._answered_at = 0.0
+        self._replied_at = 0.0
         self._starved = False
         """Workers had no claimed event left at the last answer."""
         self._waits = 0
         """``Workers.waits`` at the last call."""
-        self._unanswered: set[str] = set()
+        self._unconfirmed: set[str] = set()
         """Ids of events that the store may have claimed without an answer."""
 
     async def run(self) -> None:
-        in_flight, away = self._in_flight, self._lifecycle.claims_away
+        in_flight, availability = self._in_flight, self._lifecycle.claims_availability
         while True:
             self._start_suspect()
             works = self._next_heads()
-            if not works and self._unanswered:
-                await self._release_unanswered()
+            if not works and self._unconfirmed:
+                await self._release_unconfirmed()
                 continue
             if not works:
                 in_flight.claim_wake.clear()
@@ -89,30 +89,30 @@ class Claimer:
                 continue
             in_flight.claiming.update(works)
             try:
-                answers = await self._claims.claim([Claim(work.id, work.record.event.replay) for work in works])
-                away.succeeded()
+                replies = await self._claims.claim([Claim(work.id, work.record.event.replay) for work in works])
+                availability.succeeded()
             except ClaimsUnavailable as error:
-                self._unanswered.update(work.id for work in works)
-                await self._without_claims(works, away.failed(str(error)))
+                self._unconfirmed.update(work.id for work in works)
+                await self._without_claims(works, availability.failed(str(error)))
                 continue
             finally:
                 in_flight.claiming.difference_update(works)
-            self._answered_at, self._starved = time.monotonic(), not in_flight.claimed
-            self._unanswered.difference_update(work.id for work in works)
-            for work, answer in zip(works, answers, strict=True):
-                self._answered(work, answer)
+            self._replied_at, self._starved = time.monotonic(), not in_flight.claimed
+            self._unconfirmed.difference_update(work.id for work in works)
+            for work, reply in zip(works, replies, strict=True):
+                self._on_reply(work, reply)
             in_flight.wake_worker()
 
-    async def _release_unanswered(self) -> None:
+    async def _release_unconfirmed(self) -> None:
         """Release claims without an answer, except of events that this process holds."""
-        away = self._lifecycle.claims_away
+        availability = self._lifecycle.claims_availability
         try:
-            await self._claims.release([each for each in self._unanswered if each not in self._in_flight.ids])
+            await self._claims.release([each for each in self._unconfirmed if each not in self._in_flight.ids])
         except ClaimsUnavailable as error:
-            await asyncio.sleep(away.failed(str(error)))
+            await asyncio.sleep(availability.failed(str(error)))
         else:
-            away.succeeded()
-            self._unanswered.clear()
+            availability.succeeded()
+            self._unconfirmed.clear()
 
     def _next_heads(self) -> list[Work]:
         """Take ready heads, as many as workers are free. Records for other consumers are settled, second copies
@@ -122,8 +122,8 @@ class Claimer:
             return []
         if len(in_flight.claimed) > in_flight.claim_below:
             return []
-        at_once, workers = self._limit(), self._settings.concurrency
-        limit = min(at_once - len(self._workers.running) - len(in_flight.claimed), max(at_once // 2, workers))
+        claim_limit, workers = self._limit(), self._settings.concurrency
+        limit = min(claim_limit - len(self._workers.running) - len(in_flight.claimed), max(claim_limit // 2, workers))
         works: list[Work] = []
         while len(works) < limit and in_flight.lanes.ready:
             work = in_flight.lanes.ready.popleft()
@@ -143,18 +143,18 @@ class Claimer:
         handlers do not wait, and the claims of the last call started before the answer of the next."""
         workers = self._settings.concurrency
         if self._workers.waits != self._waits:
-            self._waits, self._at_once = self._workers.waits, workers
-        elif time.monotonic() - self._answered_at > _SOON:
-            self._at_once = max(self._at_once // 2, workers)
+            self._waits, self._claim_limit = self._workers.waits, workers
+        elif time.monotonic() - self._replied_at > _SOON:
+            self._claim_limit = max(self._claim_limit // 2, workers)
         elif self._starved:
-            self._at_once = min(2 * self._at_once, max(workers, _MOST_AT_ONCE))
-        self._in_flight.claim_below = self._at_once // 2
-        return self._at_once
+            self._claim_limit = min(2 * self._claim_limit, max(workers, _MOST_AT_ONCE))
+        self._in_flight.claim_below = self._claim_limit // 2
+        return self._claim_limit
 
     async def _without_claims(self, works: list[Work], delay: float) -> None:
         """The store is unavailable: let the lanes stand, or handle the events without it."""
         in_flight = self._in_flight
-        standing = []
+        heads = []
         for work in works:
             if work.interrupted is not None:
                 self._forget(work)
@@ -163,25 +163,25 @@ class Claimer:
                 self._lifecycle.counts.unclaimed += 1
                 in_flight.claimed.append(work)
             else:
-                in_flight.let_go(work)
-                standing.append(work)
+                in_flight.remove(work)
+                heads.append(work)
         if self._settings.handle_unclaimed:
             in_flight.wake_worker()
             return
-        in_flight.lanes.put_back(standing)
+        in_flight.lanes.requeue(heads)
         await asyncio.sleep(delay)
 
-    def _answered(self, work: Work, answer: Answer) -> None:
-        if isinstance(answer, Claimed):
-            self._claimed(work, answer.attempt, answer.redeliveries)
-        elif isinstance(answer, Finished):
+    def _on_reply(self, work: Work, reply: ClaimReply) -> None:
+        if isinstance(reply, Claimed):
+            self._claimed(work, reply.attempt, reply.redeliveries)
+        elif isinstance(reply, Finished):
             self._lifecycle.counts.duplicates += 1
             self._lifecycle.settle(work)
         elif work.interrupted is not None:
             self._forget(work)
         else:
-            self._in_flight.let_go(work)
-            self._in_flight.park(work, answer.seconds, "ClaimedByAnother" if work.cause is None else work.cause)
+            self._in_flight.remove(work)
+            self._in_flight.park(work, reply.seconds, "ClaimedByAnother" if work.cause is None else work.cause)
 
     def _claimed(self, work: Work, attempt: int, redeliveries: int) -> None:
         in_flight = self._in_flight
@@ -189,7 +189,7 @@ class Claimer:
         work.attempt, work.redeliveries = attempt, redeliveries
         self._lifecycle.counts.takeovers += redeliveries > 0
         if work.interrupted is not None or in_flight.stopped:
-            self._lifecycle.give_back(work)
+            self._lifecycle.release(work)
         elif not redeliveries or attempt != self._settings.max_attempts:
             in_flight.claimed.append(work)
         elif in_flight.suspect is None:
@@ -201,8 +201,8 @@ class Claimer:
 
     def _forget(self, work: Work) -> None:
         """The partition was revoked while the event was being claimed."""
-        self._in_flight.let_go(work)
-        self._source.give_back(work.record)
+        self._in_flight.remove(work)
+        self._source.release(work.record)
         self._in_flight.lanes.finish(work)
 
     def _start_suspect(self) -> None:
@@ -210,7 +210,7 @@ class Claimer:
         in_flight, suspect = self._in_flight, self._in_flight.suspect
         if suspect is None or in_flight.suspect_started:
             return
-        if in_flight.held == in_flight.burying | {suspect}:
+        if in_flight.held == in_flight.pending_dead_letters | {suspect}:
             log.warning(
                 "Event handled alone, since its consumers died", extra=suspect.log_fields(self._settings.consumer)
             )

@@ -37,17 +37,17 @@ class DeadLetterAccess:
         assert topic is not None, "a consumer has a default"
         return topic
 
-    async def matching(self, wanted: LetterFilter, *, everything: bool) -> list[Letter]:
+    async def matching(self, filter_: LetterFilter, *, everything: bool) -> list[Letter]:
         """Return the dead letters that the filter accepts. ``everything``: as of ``opened``."""
         found: list[Letter] = []
         async with self.opened(LetterFilter(), everything=everything) as (letters, _):
             while messages := await letters.next(_PAGE):
                 each = (Letter.of(message) for message in messages)
-                found += (letter for letter in each if letter is not None and wanted.accepts(letter))
+                found += (letter for letter in each if letter is not None and filter_.accepts(letter))
         return found
 
     @asynccontextmanager
-    async def opened(self, wanted: LetterFilter, *, everything: bool) -> AsyncIterator[tuple[Letters, Sink]]:
+    async def opened(self, filter_: LetterFilter, *, everything: bool) -> AsyncIterator[tuple[Letters, Sink]]:
         """Connect to the dead-letter topic and to the topic of origin, the latter without opening it.
 
         ``everything``: begin at the oldest dead letter, not after the progress of earlier replays.
@@ -56,7 +56,7 @@ class DeadLetterAccess:
         chosen = self.consumer.spec.source.chosen
         try:
             opened = (
-                self._on_kafka(chosen, wanted, everything)
+                self._on_kafka(chosen, filter_, everything)
                 if isinstance(chosen, KafkaSource)
                 else self._on_pubsub(chosen)
             )
@@ -70,7 +70,7 @@ class DeadLetterAccess:
 
     @asynccontextmanager
     async def _on_kafka(
-        self, source: KafkaSource, wanted: LetterFilter, everything: bool
+        self, source: KafkaSource, filter_: LetterFilter, everything: bool
     ) -> AsyncIterator[tuple[Letters, Sink]]:
         from mailboat.consumer.broker.kafka_dead_letters import KafkaLetters, KafkaPages
         from mailboat.sinks.kafka import KafkaSink
@@ -78,7 +78,7 @@ class DeadLetterAccess:
         values = {} if source.config_secret_ref is None else self.secrets.all(source.config_secret_ref.name)
         client, group = client_of(source, values), self.consumer.group
         after: dict[int, int] = {}
-        with KafkaLetters(client, self.topic, wanted.group(group)) as letters:
+        with KafkaLetters(client, self.topic, filter_.group(group)) as letters:
             if not everything:
                 after = letters.committed()
                 with KafkaLetters(client, self.topic, LetterFilter().group(group)) as unfiltered:

@@ -36,9 +36,9 @@ class DeadLetterQueue:
 
     def withdraw(self) -> list[Work]:
         """Remove dead letters that wait for another try and whose partition is gone; return their work."""
-        gone = [work for work, _ in self._waiting if work.detached]
+        withdrawn = [work for work, _ in self._waiting if work.detached]
         self._waiting = deque(each for each in self._waiting if not each[0].detached)
-        return gone
+        return withdrawn
 
     async def run(self) -> None:
         while True:

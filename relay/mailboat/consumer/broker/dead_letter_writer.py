@@ -138,8 +138,8 @@ class DeadLetterTopic:
 
     def _unavailable(self, error: DeliveryError) -> DeadLettersUnavailable:
         text = str(error)
-        for theirs, ours in _OWN_FIELDS:
-            text = text.replace(theirs, ours)
+        for sink_field, own_field in _OWN_FIELDS:
+            text = text.replace(sink_field, own_field)
         return DeadLettersUnavailable(f"dead-letter topic {self._topic}: {text}")
 
     def _log_truncated(self, letter: DeadRecord, truncated: str) -> None:

@@ -86,14 +86,17 @@ def decode(original: Original) -> Record:
     headers = dict(original.headers)
     try:
         if is_dead_letter(headers):
-            return _copied_back(original, headers)
+            return _copied(original, headers)
         return _decoded(original, headers)
     except _Unreadable as error:
-        why = str(error)
+        reason = str(error)
     except UnicodeDecodeError:
-        why = "a header that describes the event is not UTF-8"
+        reason = "a header that describes the event is not UTF-8"
     return Record(
-        event=_placeholder(original, headers), original=original, partition=original.partition or 0, cannot_decode=why
+        event=_placeholder(original, headers),
+        original=original,
+        partition=original.partition or 0,
+        cannot_decode=reason,
     )
 
 
@@ -145,7 +148,7 @@ def _decoded(original: Original, headers: dict[str, bytes]) -> Record:
 # -- dead letters ----------------------------------------------------------------------------------------------------
 
 
-def _copied_back(original: Original, headers: dict[str, bytes]) -> Record:
+def _copied(original: Original, headers: dict[str, bytes]) -> Record:
     """Return the original of a dead letter that a tool copied to the topic of origin, as a replay for its consumer.
 
     On another topic, for example the dead-letter topic itself, a dead letter is an event like any other. Pub/Sub does
@@ -162,8 +165,8 @@ def _copied_back(original: Original, headers: dict[str, bytes]) -> Record:
     record = decode(letter.original)  # the id of a message without one is made from the place of origin
     partition = original.partition or 0
     event = replace(record.event, replay=True, position=_position(original), partition=partition)
-    here = replace(original, key=letter.original.key, value=letter.original.value, headers=letter.original.headers)
-    return replace(record, event=event, original=here, partition=partition, replay_for=letter.consumer)
+    copied = replace(original, key=letter.original.key, value=letter.original.value, headers=letter.original.headers)
+    return replace(record, event=event, original=copied, partition=partition, replay_for=letter.consumer)
 
 
 # -- one document ----------------------------------------------------------------------------------------------------

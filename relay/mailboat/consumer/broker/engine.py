@@ -109,7 +109,7 @@ class BrokerEngine:
     async def run(self, stop: asyncio.Event) -> None:
         """Handle events until ``stop`` is set; then finish running handlers and commit."""
         if self._claims is not None:
-            await self._until_open(self._claims.open, ClaimsUnavailable, self._lifecycle.claims_away, stop)
+            await self._until_open(self._claims.open, ClaimsUnavailable, self._lifecycle.claims_availability, stop)
         opening = [] if self._dead_letters is None else [asyncio.create_task(self._open_dead_letters(stop))]
         roles = [self._watchdog.run(), *self._lifecycle.tasks()]
         roles += [] if self._claimer is None else [self._claimer.run()]
@@ -143,28 +143,28 @@ class BrokerEngine:
     async def _open_dead_letters(self, stop: asyncio.Event) -> None:
         """Open them beside the handling of events: their topic may be missing, and is needed by dead letters only."""
         assert self._dead_letters is not None, "the caller has looked"
-        away = self._lifecycle.dead_letters_away
-        await self._until_open(self._dead_letters.open, DeadLettersUnavailable, away, stop)
+        availability = self._lifecycle.dead_letters_availability
+        await self._until_open(self._dead_letters.open, DeadLettersUnavailable, availability, stop)
 
     async def _until_open(
         self,
-        opening: Callable[[], Awaitable[None]],
-        away: type[Exception],
-        available: Availability,
+        connect: Callable[[], Awaitable[None]],
+        unavailable: type[Exception],
+        availability: Availability,
         stop: asyncio.Event,
     ) -> None:
         while not stop.is_set():
             try:
-                await opening()
-            except away as error:
-                delay = available.failed(str(error))
+                await connect()
+            except unavailable as error:
+                delay = availability.failed(str(error))
                 if self._settings.handle_unclaimed:
                     return
                 try:
                     await asyncio.wait_for(stop.wait(), delay)
                 except TimeoutError:
                     continue
-            available.succeeded()
+            availability.succeeded()
             return
 
     # -- the source's side -------------------------------------------------------------------------------------------
@@ -175,36 +175,36 @@ class BrokerEngine:
         self._in_flight.wake()
 
     async def revoke(self, partitions: Iterable[int], within: float) -> None:
-        gone = frozenset(partitions)
-        self._forget(gone)
-        if not await self._in_flight.drained(gone, within):
-            for work in [each for each in self._workers.running if each.record.partition in gone]:
+        revoked = frozenset(partitions)
+        self._forget(revoked)
+        if not await self._in_flight.drained(revoked, within):
+            for work in [each for each in self._workers.running if each.record.partition in revoked]:
                 self._workers.interrupt(work, REVOKED)
-            await self._in_flight.drained(gone, _INTERRUPTING)
-        self._in_flight.detach(gone)
-        self._lifecycle.withdraw_buried()
+            await self._in_flight.drained(revoked, _INTERRUPTING)
+        self._in_flight.detach(revoked)
+        self._lifecycle.withdraw_dead_letters()
 
     def lose(self, partitions: Iterable[int]) -> None:
-        gone = frozenset(partitions)
-        self._forget(gone)
-        self._in_flight.detach(gone)
-        self._lifecycle.withdraw_buried()
+        lost = frozenset(partitions)
+        self._forget(lost)
+        self._in_flight.detach(lost)
+        self._lifecycle.withdraw_dead_letters()
 
-    def _forget(self, gone: Collection[int]) -> None:
+    def _forget(self, partitions: Collection[int]) -> None:
         """Forget events that did not start, and release their claims."""
         in_flight = self._in_flight
-        for work in in_flight.lanes.forget(gone):
-            self._source.give_back(work.record)
+        for work in in_flight.lanes.forget(partitions):
+            self._source.release(work.record)
         for work in in_flight.claiming:
-            if work.record.partition in gone:
+            if work.record.partition in partitions:
                 work.interrupted = REVOKED
-        unstarted = [work for work in in_flight.claimed if work.record.partition in gone]
-        in_flight.claimed = deque(work for work in in_flight.claimed if work.record.partition not in gone)
+        unstarted = [work for work in in_flight.claimed if work.record.partition in partitions]
+        in_flight.claimed = deque(work for work in in_flight.claimed if work.record.partition not in partitions)
         suspect = in_flight.suspect
-        if suspect is not None and not in_flight.suspect_started and suspect.record.partition in gone:
+        if suspect is not None and not in_flight.suspect_started and suspect.record.partition in partitions:
             unstarted.append(suspect)
         for work in unstarted:
-            self._lifecycle.give_back(work)
+            self._lifecycle.release(work)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -220,8 +220,8 @@ class BrokerEngine:
             behind=lanes.behind_count,
             parked=lanes.parked_count,
             lanes=[_parked(work, behind) for work, behind in islice(lanes.parked(), _SHOWN)],
-            claims_trouble=self._lifecycle.claims_away.trouble,
-            dead_letters_trouble=self._lifecycle.dead_letters_away.trouble,
+            claims_error=self._lifecycle.claims_availability.error,
+            dead_letters_error=self._lifecycle.dead_letters_availability.error,
             stopped=in_flight.stopped,
             blocked_by=self._watchdog.blocked,
         )

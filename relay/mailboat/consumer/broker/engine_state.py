@@ -79,8 +79,8 @@ class EngineState:
     parked: int
     lanes: list[ParkedLane]
     """The first parked lanes."""
-    claims_trouble: str | None
-    dead_letters_trouble: str | None
+    claims_error: str | None
+    dead_letters_error: str | None
     stopped: str | None
     """Reason for which the engine stopped to start events (``stopAt``); None if it starts them."""
     blocked_by: str | None

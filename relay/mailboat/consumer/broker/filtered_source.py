@@ -36,8 +36,8 @@ class FilteredSource:
     def settle(self, record: Record) -> None:
         self._source.settle(record)
 
-    def give_back(self, record: Record) -> None:
-        self._source.give_back(record)
+    def release(self, record: Record) -> None:
+        self._source.release(record)
 
     def state(self) -> SourceState:
         return self._source.state()
@@ -47,15 +47,15 @@ class FilteredSource:
 
     def take(self, records: Iterable[Record]) -> None:
         assert self._receiver is not None, "started"
-        wanted = []
+        matching = []
         for record in records:
             if matches(self._filter, record):
-                wanted.append(record)
+                matching.append(record)
             else:
                 self._source.settle(record)
                 self.passed_over += 1
-        if wanted:
-            self._receiver.take(wanted)
+        if matching:
+            self._receiver.take(matching)
 
     async def revoke(self, partitions: Iterable[int], within: float) -> None:
         assert self._receiver is not None, "started"

@@ -33,7 +33,7 @@ class InFlight:
         self.suspect: Work | None = None
         """Claimed event that is handled alone, because its consumers died."""
         self.suspect_started = False
-        self.burying: set[Work] = set()
+        self.pending_dead_letters: set[Work] = set()
         """Waits for its dead letter to be acknowledged."""
         self.stopped: str | None = None
         """Reason for which events do not start until a person acts."""
@@ -42,7 +42,7 @@ class InFlight:
         self.claim_wake = asyncio.Event()
         self._idle = idle
         self._with_claims = with_claims
-        self._let_go = asyncio.Event()
+        self._removed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     # -- wake-ups ----------------------------------------------------------------------------------------------------
@@ -85,15 +85,15 @@ class InFlight:
 
     # -- held events -------------------------------------------------------------------------------------------------
 
-    def let_go(self, work: Work) -> None:
+    def remove(self, work: Work) -> None:
         """The engine no longer holds the event."""
         self.held.discard(work)
-        self.burying.discard(work)
+        self.pending_dead_letters.discard(work)
         if work is self.suspect:
             self.suspect = None
         if work.id:
             self.ids.discard(work.id)
-        self._let_go.set()
+        self._removed.set()
         if self._with_claims:
             self.claim_wake.set()
 
@@ -101,10 +101,10 @@ class InFlight:
         """Wait until no event of these partitions is held; return False after ``within`` seconds."""
         deadline = asyncio.get_running_loop().time() + within
         while any(work.record.partition in partitions and not work.detached for work in self.held):
-            self._let_go.clear()
+            self._removed.clear()
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self._let_go.wait()
+                    await self._removed.wait()
             except TimeoutError:
                 return False
         return True

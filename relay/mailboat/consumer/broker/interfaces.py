@@ -81,7 +81,7 @@ class SourceState:
     """What a source reports to /status and /metrics."""
 
     connected: bool = False
-    trouble: str | None = None
+    error: str | None = None
     """Why the broker is unavailable; None if it is available."""
     partitions: Mapping[int, PartitionState] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ class Source(Protocol):
         Kafka commits up to the first record that is not settled. Pub/Sub acknowledges the message.
         """
 
-    def give_back(self, record: Record) -> None:
+    def release(self, record: Record) -> None:
         """The record was not handled and will not be by this consumer. Kafka: nothing to do; Pub/Sub: nack."""
 
     def state(self) -> SourceState:
@@ -150,7 +150,7 @@ class Busy:
     seconds: float
 
 
-Answer = Claimed | Finished | Busy
+ClaimReply = Claimed | Finished | Busy
 
 
 class ClaimsUnavailable(MailboatError):
@@ -182,7 +182,7 @@ class ClaimStore(Protocol):
 
     async def open(self) -> None: ...
 
-    async def claim(self, claims: Sequence[Claim]) -> list[Answer]: ...
+    async def claim(self, claims: Sequence[Claim]) -> list[ClaimReply]: ...
 
     async def done(self, event_ids: Sequence[str]) -> list[bool]:
         """Mark as done. False: the claim was lost to another consumer in the meantime (an overlap)."""

@@ -34,12 +34,12 @@ class KafkaAccess:
         """Most telling error since the last check."""
         self._cause: Report | None = None
         """Error behind the current outage."""
-        self._ask_again_at = 0.0
+        self._next_request = 0.0
 
     @property
-    def trouble(self) -> str | None:
+    def error(self) -> str | None:
         """Why the broker is unavailable; None if it is available."""
-        return self._availability.trouble
+        return self._availability.error
 
     def succeeded(self) -> None:
         self._availability.succeeded()
@@ -66,18 +66,18 @@ class KafkaAccess:
         if self._reported is not None:
             report, self._reported = self._reported, None
             self._note(report)
-        elif self.trouble is not None:
-            self._ask(client)
+        elif self.error is not None:
+            self._request_metadata(client)
 
     def _note(self, report: Report) -> None:
         self._cause = report
         message = describe(report, self._bootstrap, self._topic, self._group)
-        self._ask_again_at = time.monotonic() + self.failed(message)
+        self._next_request = time.monotonic() + self.failed(message)
 
-    def _ask(self, client: Consumer) -> None:
+    def _request_metadata(self, client: Consumer) -> None:
         """Request the metadata of the topic. Other causes, such as a refused group, end with an assignment."""
         cause = self._cause
-        if time.monotonic() < self._ask_again_at or cause is None or cause.code not in NETWORK | _NO_TOPIC:
+        if time.monotonic() < self._next_request or cause is None or cause.code not in NETWORK | _NO_TOPIC:
             return
         try:
             found = client.list_topics(self._topic, timeout=1.0).topics[self._topic]

@@ -41,13 +41,13 @@ _DROPPED_LOGS: Final = ("FAIL [", "ERROR [", "GETPWUID")
 """Logged per connection attempt. The source reports the cause once."""
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _is_relevant(record: logging.LogRecord) -> bool:
     text = record.getMessage()
-    return not any(known in text for known in _DROPPED_LOGS)
+    return not any(dropped in text for dropped in _DROPPED_LOGS)
 
 
 client_log: Final = logging.getLogger(f"{__name__}.librdkafka")
-client_log.addFilter(_is_news)
+client_log.addFilter(_is_relevant)
 
 
 def consumer_settings(

@@ -96,12 +96,12 @@ class KafkaLetters:
                 if low < high and starts.get(place.partition, 0) < high:
                     ends[place.partition] = high
             self._consumer.assign([place for place in places if place.partition in ends])
-            heard = monotonic()
+            last_received = monotonic()
             while ends:
                 messages = self._consumer.consume(_BATCH, timeout=_POLL)
                 if messages:
-                    heard = monotonic()
-                elif monotonic() - heard > _TIMEOUT:
+                    last_received = monotonic()
+                elif monotonic() - last_received > _TIMEOUT:
                     raise SinkUnavailable(
                         f"no answer from Kafka at {self._bootstrap} within {_TIMEOUT:g} s while reading topic"
                         f" {self.topic}: are the brokers up?"

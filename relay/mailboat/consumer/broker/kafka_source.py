@@ -83,7 +83,7 @@ class KafkaSource:
         self._stopping = threading.Event()
         self._moved = threading.Event()
         """Set by the event loop when a partition falls to half of its bound, while the thread waits for that."""
-        self._awaited = False
+        self._throttled = False
         self._connected = False
         self._thread: asyncio.Future[None] | None = None
         self._committed_at = 0.0
@@ -100,16 +100,16 @@ class KafkaSource:
         entry: Entry = record.handle
         progress = entry.progress
         progress.settle(entry)
-        if self._awaited and progress.ahead <= self._max_ahead // 2:
+        if self._throttled and progress.ahead <= self._max_ahead // 2:
             self._moved.set()
 
-    def give_back(self, record: Record) -> None:
+    def release(self, record: Record) -> None:
         """Nothing to do: the group's next owner of the partition receives the message again."""
 
     def state(self) -> SourceState:
         return SourceState(
-            connected=self._connected and self._access.trouble is None,
-            trouble=self._access.trouble,
+            connected=self._connected and self._access.error is None,
+            error=self._access.error,
             partitions={number: each.state() for number, each in sorted(self._partitions.items())},
         )
 
@@ -134,11 +134,11 @@ class KafkaSource:
                 client.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
                 while not self._stopping.is_set():
                     self._cycle(client)
-                self._let_go(client, list(self._partitions.values()))
+                self._release(client, list(self._partitions.values()))
             except KafkaException as error:
                 self._access.fail(error.args[0])
                 self._abandon(self._partitions.values())
-                self._stopping.wait(self._access.failed(self._access.trouble or str(error)))
+                self._stopping.wait(self._access.failed(self._access.error or str(error)))
             except Exception:
                 log.exception("Kafka source failed, reconnects", extra={"consumer": self._consumer})
                 self._abandon(self._partitions.values())
@@ -183,7 +183,7 @@ class KafkaSource:
             key, value = message.key(), message.value()
             progress = partition.progress
             if progress.last is not None and offset <= progress.last:
-                partition, records = self._went_back(partition, offset, records)
+                partition, records = self._reset(partition, offset, records)
                 progress = partition.progress
             stamp = message.timestamp()
             if stamp != last_stamp:  # messages of one batch of a producer often have the same
@@ -203,19 +203,19 @@ class KafkaSource:
             records.append(record)
         if fetched:
             self._access.succeeded()
-        self._hand_over(records)
+        self._deliver(records)
 
-    def _hand_over(self, records: list[Record]) -> None:
+    def _deliver(self, records: list[Record]) -> None:
         if records:
             self._in_loop(self._receiver.take, records)
 
-    def _went_back(self, partition: Partition, offset: int, records: list[Record]) -> tuple[Partition, list[Record]]:
+    def _reset(self, partition: Partition, offset: int, records: list[Record]) -> tuple[Partition, list[Record]]:
         """The broker delivers earlier offsets again: the topic was truncated or created again. Start there."""
         log.warning(
             "Offsets of a partition went back",
             extra={"consumer": self._consumer, "partition": partition.number, "to": offset},
         )
-        self._hand_over(records)
+        self._deliver(records)
         self._in_loop(self._receiver.lose, [partition.number])
         self._abandon([partition])
         restarted = self._partitions[partition.number] = Partition(partition.number)
@@ -226,10 +226,10 @@ class KafkaSource:
         full = [each for each in self._partitions.values() if not each.paused and self._is_full(each)]
         if full:
             self._moved.clear()
-            self._awaited = True
+            self._throttled = True
             if any(self._is_full(each) for each in full):
                 self._moved.wait(_GRACE)
-            self._awaited = False
+            self._throttled = False
             full = [each for each in full if self._is_full(each) and not each.closed]
         if full:
             client.pause([TopicPartition(self._topic, each.number) for each in full])
@@ -296,19 +296,19 @@ class KafkaSource:
 
     def _learn_committed(self, client: Consumer, assigned: list[TopicPartition]) -> None:
         try:
-            known = client.committed([TopicPartition(self._topic, each.partition) for each in assigned], _REQUEST)
+            committed = client.committed([TopicPartition(self._topic, each.partition) for each in assigned], _REQUEST)
         except KafkaException:
             return  # only the lag is unknown until the first commit
-        for each in known:
+        for each in committed:
             if each.offset >= 0:
                 self._partitions[each.partition].committed = each.offset
 
     def _revoked(self, client: Consumer, revoked: list[TopicPartition]) -> None:
-        self._let_go(
+        self._release(
             client, [self._partitions[each.partition] for each in revoked if each.partition in self._partitions]
         )
 
-    def _let_go(self, client: Consumer, partitions: list[Partition]) -> None:
+    def _release(self, client: Consumer, partitions: list[Partition]) -> None:
         """Drain and commit."""
         if not partitions:
             return
@@ -342,12 +342,12 @@ class KafkaSource:
 
     def _abandon(self, partitions: Iterable[Partition]) -> None:
         """Forget partitions without a commit: another consumer may have them."""
-        gone = list(partitions)
-        for each in gone:
+        abandoned = list(partitions)
+        for each in abandoned:
             each.closed = True
             self._partitions.pop(each.number, None)
-        if gone:
-            numbers = [each.number for each in gone]
+        if abandoned:
+            numbers = [each.number for each in abandoned]
             log.warning("Partitions lost", extra={"consumer": self._consumer, "partitions": sorted(numbers)})
             self._in_loop(self._receiver.lose, numbers)
 

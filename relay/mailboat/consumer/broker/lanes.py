@@ -50,7 +50,7 @@ class Lanes:
         ready = self.ready
         return [ready.popleft() for _ in range(min(limit, len(ready)))]
 
-    def put_back(self, works: Collection[Work]) -> None:
+    def requeue(self, works: Collection[Work]) -> None:
         """Make taken heads ready again, first in line, in their order."""
         self.ready.extendleft(reversed(list(works)))
 

@@ -69,16 +69,18 @@ class EventLifecycle:
         self._passing = passing
         self._random = random
         self.counts = EngineCounts()
-        self.claims_away = Availability("Claim store", log, settings.consumer, random)
-        self.dead_letters_away = Availability("Dead-letter topic", log, settings.consumer, random)
+        self.claims_availability = Availability("Claim store", log, settings.consumer, random)
+        self.dead_letters_availability = Availability("Dead-letter topic", log, settings.consumer, random)
         wait = not settings.handle_unclaimed
-        self._marks = None if claims is None else ClaimResults(claims, self.claims_away, self, wait=wait)
-        self._burial = None if dead_letters is None else DeadLetterQueue(dead_letters, self.dead_letters_away, self)
+        self._marks = None if claims is None else ClaimResults(claims, self.claims_availability, self, wait=wait)
+        self._dead_letter_queue = (
+            None if dead_letters is None else DeadLetterQueue(dead_letters, self.dead_letters_availability, self)
+        )
         self._dead_in_a_row = 0
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Return the coroutines that run beside the workers: writers of results and of dead letters."""
-        return [each.run() for each in (self._marks, self._burial) if each is not None]
+        return [each.run() for each in (self._marks, self._dead_letter_queue) if each is not None]
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -121,11 +123,11 @@ class EventLifecycle:
 
     # -- result ------------------------------------------------------------------------------------------------------
 
-    def finished(self, work: Work, refusal: Refusal | None, cause: BaseException | None, *, known: bool) -> None:
+    def finished(self, work: Work, refusal: Refusal | None, cause: BaseException | None, *, duplicate: bool) -> None:
         self._passing(_HANDLED)
         if refusal is None:
             self._dead_in_a_row = 0
-            self.counts.duplicates += known
+            self.counts.duplicates += duplicate
             if work.claimed:
                 self.mark(work, DONE)
             else:
@@ -133,13 +135,13 @@ class EventLifecycle:
                 self.settle(work)
             return
         if isinstance(cause, ClaimsUnavailable):
-            self.claims_away.failed(str(cause))
+            self.claims_availability.failed(str(cause))
         self._failed(work, refusal, cause)
 
     def _failed(self, work: Work, refusal: Refusal, cause: BaseException | None) -> None:
         """Retry later, or give the event up."""
         if work.interrupted == REVOKED and refusal is GIVEN_BACK:
-            self.give_back(work)
+            self.release(work)
             return
         if refusal.reason != GIVEN_BACK.reason:
             self._handler_counts.refused += 1
@@ -152,7 +154,7 @@ class EventLifecycle:
         work.first_failed = work.first_failed or datetime.now(UTC)
         work.cause = refusal.reason
         if refusal.final or (refusal.counted and work.attempt >= self._settings.max_attempts):
-            self._give_up(work, refusal)
+            self._dead_letter(work, refusal)
             return
         if refusal.retry_in is not None:
             retry_in = refusal.retry_in.total_seconds()
@@ -162,18 +164,18 @@ class EventLifecycle:
             work.attempt -= 1
         self.mark(work, FAILED, retry_in, counted=refusal.counted)
 
-    def _give_up(self, work: Work, refusal: Refusal) -> None:
+    def _dead_letter(self, work: Work, refusal: Refusal) -> None:
         """Write the dead letter, unless the engine stops: a shutdown can make handlers fail."""
         if self._in_flight.ending or self._in_flight.stopped:
-            self.give_back(work)
+            self.release(work)
             return
-        if self._burial is None:
+        if self._dead_letter_queue is None:
             work.cause = f"{refusal.reason}: {_NO_ATTEMPTS_LEFT}"
             self.mark(work, FAILED, FOREVER)
             return
         now = datetime.now(UTC)
-        self._in_flight.burying.add(work)
-        self._burial.add(
+        self._in_flight.pending_dead_letters.add(work)
+        self._dead_letter_queue.add(
             work,
             DeadRecord(
                 record=work.record,
@@ -202,13 +204,13 @@ class EventLifecycle:
         self._passing(BrokerPoint.DEAD_LETTER_WRITTEN)
         self.mark(work, DEAD)
 
-    def withdraw_buried(self) -> None:
+    def withdraw_dead_letters(self) -> None:
         """Withdraw dead letters of revoked partitions. The next owner of the partition writes them."""
-        if self._burial is not None:
-            for work in self._burial.withdraw():
+        if self._dead_letter_queue is not None:
+            for work in self._dead_letter_queue.withdraw():
                 self.mark(work, FAILED)
 
-    def give_back(self, work: Work) -> None:
+    def release(self, work: Work) -> None:
         """Release the claim of an event without counting the attempt."""
         work.attempt = max(0, work.attempt - 1)
         self.mark(work, RELEASED)
@@ -220,10 +222,10 @@ class EventLifecycle:
         if work.claimed and self._marks is not None:
             self._marks.add(work, mark, 0.0 if retry_in == FOREVER else retry_in, counted=counted)
         else:
-            self.marked(work, mark, retry_in, ours=True)
+            self.marked(work, mark, retry_in, held=True)
 
-    def marked(self, work: Work, mark: Mark, retry_in: float, *, ours: bool) -> None:
-        if not ours:
+    def marked(self, work: Work, mark: Mark, retry_in: float, *, held: bool) -> None:
+        if not held:
             self.counts.overlaps += 1
             log.warning("Claim was lost while the event was handled", extra=work.log_fields(self._settings.consumer))
         if mark is DONE:
@@ -240,7 +242,7 @@ class EventLifecycle:
     def settle(self, work: Work) -> None:
         """Settle the event at the source, and make the next event of its key ready."""
         in_flight = self._in_flight
-        in_flight.let_go(work)
+        in_flight.remove(work)
         if not work.detached:
             self._source.settle(work.record)
         in_flight.lanes.finish(work)
@@ -249,19 +251,19 @@ class EventLifecycle:
 
     def _park(self, work: Work, retry_in: float) -> None:
         in_flight = self._in_flight
-        in_flight.let_go(work)
+        in_flight.remove(work)
         if work.detached or work.interrupted == REVOKED:
             in_flight.lanes.finish(work)
-        elif self._burial is None and work.cause is not None and work.cause.endswith(_NO_ATTEMPTS_LEFT):
+        elif self._dead_letter_queue is None and work.cause is not None and work.cause.endswith(_NO_ATTEMPTS_LEFT):
             in_flight.park(work, FOREVER, work.cause)
         else:
             in_flight.park(work, retry_in, work.cause or "")
 
     def _released(self, work: Work) -> None:
         in_flight = self._in_flight
-        in_flight.let_go(work)
+        in_flight.remove(work)
         if not work.detached:
-            self._source.give_back(work.record)
+            self._source.release(work.record)
         if (in_flight.stopped or in_flight.ending) and work.interrupted is None and not work.detached:
             in_flight.park(work, FOREVER, work.cause or "Stopped")
         else:

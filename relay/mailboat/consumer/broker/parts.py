@@ -19,7 +19,7 @@ from mailboat.consumer.claims.inbox import InboxClaims, InboxExecution
 from mailboat.consumer.claims.redis_health import Problem
 from mailboat.consumer.claims.redis_store import RedisClaims
 from mailboat.consumer.handlers import TransactionKind
-from mailboat.consumer.pull_statements import Wanted
+from mailboat.consumer.pull_statements import PullArguments
 from mailboat.consumer.session_factory import SessionFactory, libpq_url
 from mailboat.delivery.backoff import Backoff
 from mailboat.errors import ConfigError
@@ -161,7 +161,7 @@ def _inbox(
     claims = InboxClaims(
         libpq_url(url), consumer=name, ttl=store.ttl.seconds, lease=store.lease.seconds, instance=instance
     )
-    sessions = SessionFactory(kind, url, Wanted(name, None, None), size=size)
+    sessions = SessionFactory(kind, url, PullArguments(name, None, None), size=size)
     return Memory(claims, InboxExecution(sessions.open, consumer=name), sessions)
 
 

@@ -63,20 +63,20 @@ class PubSubLetters:
         request = _Pull(subscription=self._subscription, max_messages=size)
         try:
             pulled = await self._call("Pull", request, _Pulled, self._subscription, timeout=_PULL)
-        except _NothingCame:
+        except _NoMessages:
             return []
         received = sorted(pulled.received_messages, key=lambda each: each.message.publish_time.ToNanoseconds())
-        fresh = [each.message for each in received if each.message.message_id not in self._seen]
+        new = [each.message for each in received if each.message.message_id not in self._seen]
         for each in received:
             self._held[each.message.message_id] = each.ack_id
             self._seen.add(each.message.message_id)
-        return [self._original(message) for message in fresh]
+        return [self._original(message) for message in new]
 
     async def settle(self, read: Sequence[Original], replayed: Collection[Original]) -> None:
         """Acknowledge the replayed messages."""
         ids = [self._held.pop(str(each.offset)) for each in replayed]
-        for some in _parts(ids):
-            await self._call("Acknowledge", _Ack(subscription=self._subscription, ack_ids=some), None, "")
+        for chunk in _parts(ids):
+            await self._call("Acknowledge", _Ack(subscription=self._subscription, ack_ids=chunk), None, "")
 
     async def fetch(self, origin: Original) -> Original | None:
         """Return None: a message that was acknowledged can't be read again."""
@@ -88,8 +88,8 @@ class PubSubLetters:
         if channel is None:
             return
         try:
-            for some in _parts(held):
-                request = _Modify(subscription=self._subscription, ack_ids=some, ack_deadline_seconds=0)
+            for chunk in _parts(held):
+                request = _Modify(subscription=self._subscription, ack_ids=chunk, ack_deadline_seconds=0)
                 await self._call("ModifyAckDeadline", request, None, "")
         except SinkUnavailable:
             pass  # the messages return after their deadline
@@ -119,7 +119,7 @@ class PubSubLetters:
             return await call(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             if method == "Pull" and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise _NothingCame from None
+                raise _NoMessages from None
             if error.code() is grpc.StatusCode.NOT_FOUND and path == self._subscription:
                 raise SinkUnavailable(
                     f"{path} does not exist on Pub/Sub at {self._destination.host}: create this subscription of topic"
@@ -128,7 +128,7 @@ class PubSubLetters:
             raise unavailable(error, path or self._subscription, self._destination.host, timeout) from error
 
 
-class _NothingCame(Exception):
+class _NoMessages(Exception):
     """A pull ended without a message."""
 
 

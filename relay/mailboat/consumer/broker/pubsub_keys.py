@@ -56,7 +56,7 @@ class Held:
     """The message as it arrived, until it is handed to the engine."""
     record: Record | None = None
     """None until the message is handed to the engine."""
-    given_back: bool = False
+    released: bool = False
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class HeldKey:
     messages: dict[str, Held] = field(default_factory=dict)
     waiting: deque[Held] = field(default_factory=deque)
     """The last of them, which the engine did not get."""
-    leaving: bool = False
+    releasing: bool = False
     """True while the engine forgets the key: no message is handed on."""
 
 
@@ -104,12 +104,12 @@ class Interruption:
         self.refused.add(message.message_id)
 
 
-class Verdict(Enum):
+class Decision(Enum):
     """What to do with a delivery."""
 
-    HAND_ON = "hand on"
+    DELIVER = "deliver"
     HOLD = "hold"
-    KNOWN = "known"
+    DUPLICATE = "duplicate"
     """The message is held already. Its new ack id replaces the old one."""
     REFUSE = "refuse"
 
@@ -146,21 +146,21 @@ class HeldMessages:
         key = self.keys.get(message.key)
         return None if key is None else key.messages.get(message.message_id)
 
-    def arrive(self, message: Held, now: float) -> Verdict:
+    def arrive(self, message: Held, now: float) -> Decision:
         """Decide about a delivery, and hold the message unless it is refused."""
         held = self.find(message)
         if held is not None:
             held.ack_id = message.ack_id
-            return Verdict.KNOWN
+            return Decision.DUPLICATE
         if not message.key:
             self.without_key[message.message_id] = message
             self._add(message)
-            return Verdict.HAND_ON
+            return Decision.DELIVER
         interruption = self.interruptions.get(message.key)
         if interruption is not None:
             if not interruption.ends_with(message):
                 interruption.refuse(message)
-                return Verdict.REFUSE
+                return Decision.REFUSE
             del self.interruptions[message.key]
         key = self.keys.get(message.key)
         if key is None:
@@ -170,33 +170,33 @@ class HeldMessages:
         if is_long and self._is_stuck(key, now) and self.is_full(0.5):
             pause = min(max(0.1, 2 * interruption.pause), _LONGEST_PAUSE) if interruption else 0.0
             self._interrupt(message.key, Interruption(message.message_id, overflow=True, pause=pause))
-            return Verdict.REFUSE
+            return Decision.REFUSE
         key.messages[message.message_id] = message
         self._add(message)
-        if is_long or key.leaving:
+        if is_long or key.releasing:
             key.waiting.append(message)
-            return Verdict.HOLD
-        return Verdict.HAND_ON
+            return Decision.HOLD
+        return Decision.DELIVER
 
     def next_of(self, key: str) -> list[Held]:
         """Return messages of a key that waited, to be handed on now."""
         found = self.keys.get(key)
-        handed = []
+        messages = []
         while (
             found is not None
-            and not found.leaving
+            and not found.releasing
             and found.waiting
             and len(found.messages) - len(found.waiting) < self._bounds.longest_tail
         ):
-            handed.append(found.waiting.popleft())
-        return handed
+            messages.append(found.waiting.popleft())
+        return messages
 
     def tails(self, now: float) -> Iterator[list[Held]]:
         """Remove and yield the waiting messages of each key that does not progress, if half of the bounds is used."""
         if not self.is_full(0.5):
             return
         for key in list(self.keys.values()):
-            if key.waiting and self._is_stuck(key, now) and not key.leaving:
+            if key.waiting and self._is_stuck(key, now) and not key.releasing:
                 tail = list(key.waiting)
                 for message in tail:
                     self.remove(message, key.head_since)
@@ -207,8 +207,8 @@ class HeldMessages:
 
         Returns None if an earlier message of the key was given back already.
         """
-        known = self.interruptions.get(message.key)
-        if known is not None and not known.overflow:
+        current = self.interruptions.get(message.key)
+        if current is not None and not current.overflow:
             return None
         return self._interrupt(message.key, Interruption(message.message_id, overflow=overflow))
 
@@ -233,7 +233,7 @@ class HeldMessages:
         if message in key.waiting:
             key.waiting.remove(message)
         key.head_since = now
-        if not key.messages and not key.leaving:
+        if not key.messages and not key.releasing:
             del self.keys[message.key]
         return True
 
@@ -255,7 +255,7 @@ class HeldMessages:
         key = self.keys.get(name)
         front: list[Held] = []
         for message in () if key is None else key.messages.values():
-            if not message.given_back and not (front and message.record is None):
+            if not message.released and not (front and message.record is None):
                 break
             front.append(message)
         return front

@@ -35,7 +35,7 @@ from mailboat.consumer.broker.interfaces import (
     SourceState,
     ignore_point,
 )
-from mailboat.consumer.broker.pubsub_keys import Bounds, Held, HeldKey, HeldMessages, Interruption, Verdict
+from mailboat.consumer.broker.pubsub_keys import Bounds, Decision, Held, HeldKey, HeldMessages, Interruption
 from mailboat.consumer.broker.pubsub_stream import Delivery, PullStream, ServiceUnavailable
 from mailboat.sinks.pubsub.channel import PubSubEndpoint
 
@@ -82,13 +82,13 @@ class PubSubSource:
         self._passing = passing
         self._connected = False
         self._stopping = False
-        self._trouble: str | None = None
+        self._error: str | None = None
 
     async def start(self, receiver: Receiver) -> None:
         self._receiver = receiver
         settings = self._settings
         self._stream = PullStream(
-            settings.destination, settings.path, settings.bounds, settings.lease, self._arrived, self._report
+            settings.destination, settings.path, settings.bounds, settings.lease, self._on_deliveries, self._report
         )
         backoff = _FIRST_BACKOFF
         while True:
@@ -113,18 +113,18 @@ class PubSubSource:
         message: Held = record.handle
         self._held.remove(message, self._now())
         if not self._acks:
-            asyncio.get_running_loop().call_soon(self._after_settling)
+            asyncio.get_running_loop().call_soon(self._flush_settled)
         self._acks.append(message.ack_id)
         if message.key:
             self._return(message.key)
             self._settled_keys[message.key] = None
 
-    def give_back(self, record: Record) -> None:
+    def release(self, record: Record) -> None:
         message: Held = record.handle
         if self._held.find(message) is not message:
             return
         if message.key:
-            message.given_back = True
+            message.released = True
             self._return(message.key)
         else:
             self._held.remove(message, self._now())
@@ -133,8 +133,8 @@ class PubSubSource:
     def state(self) -> SourceState:
         oldest = min((message.published for message in self._held), default=None)
         held = PartitionState(lag=None, ahead=len(self._held), oldest=oldest, paused=self._held.is_full())
-        connected = self._connected and self._trouble is None
-        return SourceState(connected=connected, trouble=self._trouble, partitions={_WITHOUT_KEY: held})
+        connected = self._connected and self._error is None
+        return SourceState(connected=connected, error=self._error, partitions={_WITHOUT_KEY: held})
 
     async def stop(self) -> None:
         self._stopping = True
@@ -152,18 +152,18 @@ class PubSubSource:
 
     # ---- arrivals --------------------------------------------------------------------------------------------------
 
-    def _arrived(self, deliveries: Iterable[Delivery]) -> None:
+    def _on_deliveries(self, deliveries: Iterable[Delivery]) -> None:
         records = []
         refused: list[Held] = []
         for delivery in deliveries:
             message = _held(delivery)
-            known = self._held.find(message)
-            if known is not None and known.ack_id != message.ack_id:
-                self._stream_of().forget(known.ack_id)
-            verdict = self._held.arrive(message, self._now())
-            if verdict is Verdict.HAND_ON and not self._stopping:
+            held = self._held.find(message)
+            if held is not None and held.ack_id != message.ack_id:
+                self._stream_of().forget(held.ack_id)
+            decision = self._held.arrive(message, self._now())
+            if decision is Decision.DELIVER and not self._stopping:
                 records.append(self._record(message))
-            elif verdict is Verdict.REFUSE:
+            elif decision is Decision.REFUSE:
                 refused.append(message)
         if records:
             assert self._receiver is not None
@@ -189,7 +189,7 @@ class PubSubSource:
 
     # ---- acknowledgements and nacks --------------------------------------------------------------------------------
 
-    def _after_settling(self) -> None:
+    def _flush_settled(self) -> None:
         """Acknowledge all messages that were settled in one step of the event loop, and hand on the next ones."""
         self._send_acks()
         keys, self._settled_keys = self._settled_keys, {}
@@ -240,11 +240,11 @@ class PubSubSource:
                 self._nack(tail, overflow=True)
             limit = self._now() - self._settings.max_hold
             for name, key in self._held.keys.items():
-                if key.head_since < limit and not key.leaving:
-                    key.leaving = True
-                    self._spawn(self._give_key_back(name, key))
+                if key.head_since < limit and not key.releasing:
+                    key.releasing = True
+                    self._spawn(self._release_key(name, key))
 
-    async def _give_key_back(self, name: str, key: HeldKey) -> None:
+    async def _release_key(self, name: str, key: HeldKey) -> None:
         """Let the engine forget the key, wait for its running handler however long it takes, and nack the rest."""
         assert self._receiver is not None
         _LOGGER.warning(
@@ -256,12 +256,12 @@ class PubSubSource:
 
     # ---- the rest --------------------------------------------------------------------------------------------------
 
-    def _report(self, why: str | None) -> None:
-        if why is not None and self._trouble is None:
-            _LOGGER.warning("Pub/Sub unavailable, consumer waits", extra={"reason": why})
-        elif why is None and self._trouble is not None:
+    def _report(self, error: str | None) -> None:
+        if error is not None and self._error is None:
+            _LOGGER.warning("Pub/Sub unavailable, consumer waits", extra={"reason": error})
+        elif error is None and self._error is not None:
             _LOGGER.info("Pub/Sub available again")
-        self._trouble = why
+        self._error = error
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -101,12 +101,12 @@ class PullStream:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mailboat-pubsub", daemon=True)
         self._tasks: list[asyncio.Task[None]] = []
-        self._reading: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
         self._leases: dict[str, None] = {}
         self._acks = AckQueue(self._acknowledge)
         self._nacks = AckQueue(self._nack)
-        self._modifying = asyncio.Lock()
+        self._modify_lock = asyncio.Lock()
         self._call: Any = None
         self._closing = False
         self._unavailable: str | None = None
@@ -120,7 +120,7 @@ class PullStream:
         """
         if not self._thread.is_alive():
             self._thread.start()
-        return await self._in_thread(self._look_up())
+        return await self._in_thread(self._get_subscription())
 
     async def start(self) -> None:
         """Begin to receive. Reconnects until it is stopped."""
@@ -128,15 +128,15 @@ class PullStream:
 
     def ack(self, ack_ids: list[str]) -> None:
         """Acknowledge, with retries. An acknowledgement that fails for good means a redelivery."""
-        self._soon(self._acks.add, ack_ids, None)
+        self._schedule(self._acks.add, ack_ids, None)
 
     def nack(self, ack_ids: list[str], confirmed: Callable[[], None] | None = None) -> None:
         """Give messages back. ``confirmed`` is called after the service has received the nack of the first one."""
-        self._soon(self._give_back, ack_ids, confirmed)
+        self._schedule(self._queue_nacks, ack_ids, confirmed)
 
     def forget(self, ack_id: str) -> None:
         """Stop renewing the lease of this delivery: the message was delivered again, with another ack id."""
-        self._soon(self._leases.pop, ack_id, None)
+        self._schedule(self._leases.pop, ack_id, None)
 
     async def stop_reading(self) -> None:
         """Stop receiving. Messages in flight are delivered before this method returns."""
@@ -147,12 +147,12 @@ class PullStream:
         """Send the remaining acknowledgements and nacks, and disconnect."""
         if self._thread.is_alive():
             await self._in_thread(self._close())
-            self._soon(self._loop.stop)
+            self._schedule(self._loop.stop)
             await in_a_thread(self._thread.join, "pubsub-join")
         if not self._loop.is_closed():
             self._loop.close()
 
-    def _soon(self, function: Callable[..., object], *arguments: object) -> None:
+    def _schedule(self, function: Callable[..., object], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # closed: the leases run out
             self._loop.call_soon_threadsafe(function, *arguments)
 
@@ -165,11 +165,11 @@ class PullStream:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    def _back(self, function: Callable[..., object], *arguments: object) -> None:
+    def _schedule_in_caller(self, function: Callable[..., object], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the application's loop is closed
             self._caller.call_soon_threadsafe(function, *arguments)
 
-    async def _look_up(self) -> Any:
+    async def _get_subscription(self) -> Any:
         try:
             if self._channel is None:
                 self._channel = await open_channel(self._destination, "spec.source.pubsub")
@@ -183,32 +183,34 @@ class PullStream:
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:  # a subscriber need not have subscriptions.get
                 return None
             if error.code() is grpc.StatusCode.NOT_FOUND:
-                raise ConfigError(self._why(error)) from error
-            raise ServiceUnavailable(self._why(error)) from error
+                raise ConfigError(self._describe(error)) from error
+            raise ServiceUnavailable(self._describe(error)) from error
 
     async def _start(self) -> None:
-        self._reading = asyncio.create_task(self._read())
+        self._reader = asyncio.create_task(self._read())
         tasks = (self._renew(), self._acks.run(), self._nacks.run())
-        self._tasks = [self._reading, *map(asyncio.create_task, tasks)]
+        self._tasks = [self._reader, *map(asyncio.create_task, tasks)]
 
     async def _read(self) -> None:
         backoff = _FIRST_BACKOFF
         failures = 0
         while not self._closing:
-            opened, why = time.monotonic(), ""
+            opened, reason = time.monotonic(), ""
             try:
                 await self._read_stream()
             except grpc.aio.AioRpcError as error:
-                why = self._why(error)
+                reason = self._describe(error)
             except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-                why = f"the stream ended: {error}"
+                reason = f"the stream ended: {error}"
             if self._closing:
                 return
             stable = time.monotonic() - opened > _STABLE
             failures = 0 if stable else failures + 1
             backoff = _FIRST_BACKOFF if stable else min(2 * backoff, _LONGEST_BACKOFF)
             if failures > 1:  # the service ends each stream now and then
-                self._say(why or f"Pub/Sub at {self._destination.host} ended the stream of {self._subscription}")
+                self._set_unavailable(
+                    reason or f"Pub/Sub at {self._destination.host} ended the stream of {self._subscription}"
+                )
             await asyncio.sleep(backoff)
 
     async def _read_stream(self) -> None:
@@ -231,18 +233,18 @@ class PullStream:
                 )
             )
             while (response := await call.read()) is not grpc.aio.EOF:
-                self._say(None)
+                self._set_unavailable(None)
                 deliveries = [Delivery(item.ack_id, item.message) for item in response.received_messages]
                 self._leases.update((delivery.ack_id, None) for delivery in deliveries)
                 if deliveries:
-                    self._back(self._deliver, deliveries)
+                    self._schedule_in_caller(self._deliver, deliveries)
         finally:
             beat.cancel()
             call.cancel()
 
     async def _beat(self, call: Any) -> None:
         await asyncio.sleep(_STABLE)
-        self._say(None)
+        self._set_unavailable(None)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
             while True:
                 await asyncio.sleep(_HEARTBEAT)
@@ -253,9 +255,9 @@ class PullStream:
             await asyncio.sleep(self._lease / 3)
             ids = list(self._leases)
             for first in range(0, len(ids), IDS_PER_REQUEST):
-                async with self._modifying:  # a renewal that arrives after a nack would take it back
-                    some = [ack_id for ack_id in ids[first : first + IDS_PER_REQUEST] if ack_id in self._leases]
-                    result = await self._modify(some, self._lease) if some else CallResult()
+                async with self._modify_lock:  # a renewal that arrives after a nack would take it back
+                    leased = [ack_id for ack_id in ids[first : first + IDS_PER_REQUEST] if ack_id in self._leases]
+                    result = await self._modify(leased, self._lease) if leased else CallResult()
                 for ack_id in result.failed:
                     self._leases.pop(ack_id, None)
 
@@ -266,14 +268,14 @@ class PullStream:
             self._leases.pop(ack_id, None)
         return result
 
-    def _give_back(self, ack_ids: list[str], confirmed: Callable[[], None] | None) -> None:
+    def _queue_nacks(self, ack_ids: list[str], confirmed: Callable[[], None] | None) -> None:
         for ack_id in ack_ids:
             self._leases.pop(ack_id, None)
-        self._nacks.add(ack_ids[:1], None if confirmed is None else partial(self._back, confirmed))
+        self._nacks.add(ack_ids[:1], None if confirmed is None else partial(self._schedule_in_caller, confirmed))
         self._nacks.add(ack_ids[1:], None)
 
     async def _nack(self, ack_ids: list[str]) -> CallResult:
-        async with self._modifying:
+        async with self._modify_lock:
             return await self._modify(ack_ids, 0)
 
     async def _modify(self, ack_ids: list[str], seconds: int) -> CallResult:
@@ -292,14 +294,14 @@ class PullStream:
 
     async def _stop_reading(self) -> None:
         self._closing = True
-        if self._reading is None:
+        if self._reader is None:
             return
         if self._call is not None:
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
                 await asyncio.wait_for(self._call.done_writing(), _LAST_MESSAGES)
-        await asyncio.wait([self._reading], timeout=_LAST_MESSAGES)
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
+        await asyncio.wait([self._reader], timeout=_LAST_MESSAGES)
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
 
     async def _close(self) -> None:
         await self._stop_reading()
@@ -313,10 +315,10 @@ class PullStream:
 
     # ---- words -----------------------------------------------------------------------------------------------------
 
-    def _say(self, why: str | None) -> None:
-        if (why is None) != (self._unavailable is None):
-            self._back(self._report, why)
-        self._unavailable = why
+    def _set_unavailable(self, reason: str | None) -> None:
+        if (reason is None) != (self._unavailable is None):
+            self._schedule_in_caller(self._report, reason)
+        self._unavailable = reason
 
     def _unary(self, method: str, request: Any, response: Any) -> Any:
         assert self._channel is not None
@@ -326,7 +328,7 @@ class PullStream:
             response_deserializer=None if response is None else response.FromString,
         )
 
-    def _why(self, error: grpc.aio.AioRpcError) -> str:
+    def _describe(self, error: grpc.aio.AioRpcError) -> str:
         code, details, where = error.code(), error.details() or "", f"Pub/Sub at {self._destination.host}"
         if code is grpc.StatusCode.NOT_FOUND:
             return (

@@ -77,7 +77,7 @@ class LetterFilter:
 
     def accepts(self, letter: Letter) -> bool:
         died, wanted = letter.content.failed_at, self.wanted
-        told = f"{letter.content.reason} {letter.content.error}".lower()
+        text = f"{letter.content.reason} {letter.content.error}".lower()
         return (
             (self.place is None or letter.place == self.place)
             and (wanted.event_id is None or str(letter.event.id) == wanted.event_id)
@@ -85,7 +85,7 @@ class LetterFilter:
             and (wanted.type is None or _like(wanted.type).fullmatch(letter.event.type) is not None)
             and (wanted.since is None or (died is not None and died >= wanted.since))
             and (wanted.until is None or (died is not None and died < wanted.until))
-            and (wanted.error is None or wanted.error.lower() in told)
+            and (wanted.error is None or wanted.error.lower() in text)
         )
 
     @property
@@ -153,7 +153,7 @@ class Replay:
         letters: Letters,
         sink: Sink,
         consumer: str,
-        wanted: LetterFilter,
+        filter_: LetterFilter,
         *,
         rate: float | None = None,
         limit: int | None = None,
@@ -163,7 +163,7 @@ class Replay:
         self._letters = letters
         self._sink = sink
         self._consumer = consumer
-        self._wanted = wanted
+        self._filter = filter_
         self._rate = rate
         self._limit = limit
         self._dry_run = dry_run
@@ -176,16 +176,16 @@ class Replay:
         pause = 0.0
         while not self._is_full and (messages := await self._letters.next(size)):
             await asyncio.sleep(pause)
-            read, chosen = self._choose([(message, await self._wanted_letter(message)) for message in messages])
+            read, chosen = self._choose([(message, await self._matching_letter(message)) for message in messages])
             if not self._dry_run:
                 await self._publish(chosen, read)
                 pause = 0.0 if self._rate is None else len(chosen) / self._rate
             for letter in chosen:
                 yield letter
 
-    async def _wanted_letter(self, message: Original) -> Letter | None:
+    async def _matching_letter(self, message: Original) -> Letter | None:
         letter = Letter.of(message)
-        if letter is None or not self._wanted.accepts(letter):
+        if letter is None or not self._filter.accepts(letter):
             return None
         if letter.content.has_value:
             return letter

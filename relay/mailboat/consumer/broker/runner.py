@@ -200,7 +200,7 @@ class BrokerRunner:
             name=self._name,
             instance=self._instance,
             state="Stopping" if self._stop.is_set() else "Running" if state.source.connected else "Connecting",
-            message=state.stopped or state.source.trouble or state.claims_trouble or "",
+            message=state.stopped or state.source.error or state.claims_error or "",
             workers=state.running,
             lag=sum(each.lag or 0 for each in state.source.partitions.values()),
             oldest_age=max(ages, default=None),
@@ -219,8 +219,8 @@ class BrokerRunner:
             idempotency=self._store_health(state),
             dead_letters=DeadLetterHealth(
                 topic=resource.dead_letter_topic or "",
-                reachable=state.dead_letters_trouble is None,
-                error=state.dead_letters_trouble,
+                reachable=state.dead_letters_error is None,
+                error=state.dead_letters_error,
                 stopped=state.stopped is not None,
                 waiting=waiting,
             ),
@@ -232,8 +232,8 @@ class BrokerRunner:
         now = datetime.now(UTC)
         return SourceHealth(
             kind=chosen.kind,
-            reachable=state.trouble is None,
-            error=state.trouble,
+            reachable=state.error is None,
+            error=state.error,
             owned=len(state.partitions),
             partitions=tuple(
                 ConsumedPartition(
@@ -253,8 +253,8 @@ class BrokerRunner:
         problem = next(iter(self._parts.memory.problems), None)
         return StoreHealth(
             kind="redis" if store.redis is not None else "postgres",
-            reachable=state.claims_trouble is None,
-            error=state.claims_trouble,
+            reachable=state.claims_error is None,
+            error=state.claims_error,
             doubt=None if problem is None else problem.reason,
             doubt_message="" if problem is None else problem.message,
         )

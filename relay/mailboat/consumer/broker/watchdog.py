@@ -24,18 +24,18 @@ _BEAT: Final = 0.25
 class Watchdog:
     """A thread that expects a beat of the event loop. Logs once per blockage, and again when it is over."""
 
-    def __init__(self, consumer: str, workers: Workers, *, patience: float = 2.0) -> None:
+    def __init__(self, consumer: str, workers: Workers, *, timeout: float = 2.0) -> None:
         self._consumer = consumer
         self._workers = workers
-        self._patience = patience
+        self._timeout = timeout
         self._beat = time.monotonic()
         self._ended = threading.Event()
         self.blocked: str | None = None
         """Handler that blocks the event loop now."""
 
     async def run(self) -> None:
-        ours = threading.get_ident()
-        thread = threading.Thread(target=self._watch, args=(ours,), name="mailboat-watchdog", daemon=True)
+        loop_thread = threading.get_ident()
+        thread = threading.Thread(target=self._watch, args=(loop_thread,), name="mailboat-watchdog", daemon=True)
         self._beat = time.monotonic()
         thread.start()
         try:
@@ -48,8 +48,8 @@ class Watchdog:
     def _watch(self, loop_thread: int) -> None:
         while not self._ended.wait(_BEAT):
             beat = self._beat
-            silent = time.monotonic() - beat
-            if silent < self._patience:
+            delay = time.monotonic() - beat
+            if delay < self._timeout:
                 if self.blocked is not None:
                     log.info("Event loop runs again", extra={"consumer": self._consumer})
                 self.blocked = None
@@ -60,7 +60,7 @@ class Watchdog:
                 log.warning(
                     "Event loop blocked for %.1f s by %s: use asynchronous calls there, or make the handler a plain"
                     " function, which runs in a thread\n%s",
-                    silent,
+                    delay,
                     self.blocked,
                     place,
                     extra={"consumer": self._consumer},

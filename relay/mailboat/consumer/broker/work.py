@@ -78,10 +78,10 @@ class Lifecycle(Protocol):
     def refusal_before(self, work: Work) -> Refusal | None:
         """Return why the event is not handled at all; None if it is."""
 
-    def finished(self, work: Work, refusal: Refusal | None, cause: BaseException | None, *, known: bool) -> None:
+    def finished(self, work: Work, refusal: Refusal | None, cause: BaseException | None, *, duplicate: bool) -> None:
         """``refusal`` is None if the handlers succeeded. ``known``: the inbox has the event, no handler ran."""
 
-    def marked(self, work: Work, mark: Mark, retry_in: float, *, ours: bool) -> None:
+    def marked(self, work: Work, mark: Mark, retry_in: float, *, held: bool) -> None:
         """The result is in the claim store. ``ours`` is False if the claim was lost before. ``retry_in``: seconds
         until the next attempt, after FAILED."""
 

@@ -92,11 +92,11 @@ class Workers:
         if self._timer is not None:
             self._timer.cancel()
 
-    def interrupt(self, work: Work, why: str) -> None:
+    def interrupt(self, work: Work, reason: str) -> None:
         """Cancel the handler of an event that is running."""
         worker = self.running[work]
         if work.interrupted is None and worker.task is not None:
-            work.interrupted = why
+            work.interrupted = reason
             worker.task.cancel()
 
     async def _work(self, worker: _Worker) -> None:
@@ -130,7 +130,7 @@ class Workers:
                     worker.task.uncancel()
                     if work.interrupted == TIMED_OUT:
                         work.interrupted = None
-            lifecycle.finished(work, refusal, cause, known=not handled)
+            lifecycle.finished(work, refusal, cause, duplicate=not handled)
             if clock() > slice_end:
                 await asyncio.sleep(0)
                 slice_end = clock() + _SLICE
@@ -142,7 +142,7 @@ class Workers:
         if self._timeout is not None:
             worker.deadline = self._loop.time() + self._timeout
             if self._timer is None:
-                self._timer = self._loop.call_at(worker.deadline, self._interrupt_late)
+                self._timer = self._loop.call_at(worker.deadline, self._interrupt_expired)
         self._idle.wake()
         try:
             return await handlers
@@ -170,12 +170,12 @@ class Workers:
     def _timed_out(self) -> Refusal:
         return Refusal(TIMED_OUT, f"the handler took longer than {self._timeout:g} s")
 
-    def _interrupt_late(self) -> None:
+    def _interrupt_expired(self) -> None:
         """Cancel handlers past their deadline."""
         self._timer = None
         now = self._loop.time()
-        late = [(work, worker) for work, worker in self.running.items() if worker.deadline <= now]
-        for work, _ in late:
+        expired = [(work, worker) for work, worker in self.running.items() if worker.deadline <= now]
+        for work, _ in expired:
             if work.interrupted is None:
                 log.warning(
                     "Handler timed out",
@@ -188,7 +188,7 @@ class Workers:
                 self.interrupt(work, TIMED_OUT)
         pending = [worker.deadline for work, worker in self.running.items() if work.interrupted is None]
         if pending:
-            self._timer = self._loop.call_at(min(pending), self._interrupt_late)
+            self._timer = self._loop.call_at(min(pending), self._interrupt_expired)
 
     def current_handler(self) -> str:
         """Return the handler that runs in the event loop now. May be called from another thread."""

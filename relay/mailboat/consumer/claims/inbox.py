@@ -18,10 +18,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 from mailboat.consumer.broker.interfaces import (
-    Answer,
     Busy,
     Claim,
     Claimed,
+    ClaimReply,
     ClaimsUnavailable,
     Dispatch,
     FailedAttempt,
@@ -31,7 +31,7 @@ from mailboat.consumer.claims.owner import DEFAULT_LEASE, DEFAULT_TTL, owner_of
 from mailboat.consumer.claims.renewal import Renewal
 from mailboat.consumer.dispatch import NotHandled
 from mailboat.consumer.received_event import Event
-from mailboat.consumer.transactions import InboxSession, is_transient, sqlstate, told
+from mailboat.consumer.transactions import InboxSession, error_message, is_transient, sqlstate
 from mailboat.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -104,17 +104,17 @@ class InboxClaims:
             log.debug("The inbox could not be left: %s", error)
         await self._connection.close()
 
-    async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
-        wanted = [claim for claim in claims if claim.event_id not in self._claimed]
-        if not wanted:
+    async def claim(self, claims: Sequence[Claim]) -> list[ClaimReply]:
+        pending = [claim for claim in claims if claim.event_id not in self._claimed]
+        if not pending:
             return [Busy(self._lease.total_seconds() / 3)] * len(claims)
-        ids = [claim.event_id for claim in wanted]
-        replays = [claim.event_id for claim in wanted if claim.replay]
+        ids = [claim.event_id for claim in pending]
+        replays = [claim.event_id for claim in pending if claim.replay]
         rows = await self._execute(_CLAIM, [*self._owner, self._lease, list(self._claimed), ids, replays])
-        found: dict[str, Answer] = {event_id: _answer(row) for event_id, row in zip(ids, rows, strict=True)}
-        mine = {event_id: answer for event_id, answer in found.items() if isinstance(answer, Claimed)}
-        self._claimed.update(mine)
-        self._renewal.hold(list(mine))
+        found: dict[str, ClaimReply] = {event_id: _reply(row) for event_id, row in zip(ids, rows, strict=True)}
+        claimed = {event_id: reply for event_id, reply in found.items() if isinstance(reply, Claimed)}
+        self._claimed.update(claimed)
+        self._renewal.hold(list(claimed))
         return [found.get(claim.event_id, Busy(self._lease.total_seconds() / 3)) for claim in claims]
 
     async def done(self, event_ids: Sequence[str]) -> list[bool]:
@@ -158,7 +158,7 @@ class InboxClaims:
         import psycopg
 
         async with self._connecting:
-            for again in (False, True):
+            for repeated in (False, True):
                 try:
                     if self._connection is None or self._connection.closed:
                         self._connection = await psycopg.AsyncConnection.connect(self._url, **_SETTINGS)
@@ -166,7 +166,7 @@ class InboxClaims:
                     return list(await cursor.fetchall())
                 except psycopg.Error as error:
                     lost = self._connection is not None and self._connection.closed
-                    if not lost or again:
+                    if not lost or repeated:
                         raise unavailable(error, self._consumer) from error
         raise AssertionError("the second round returns or raises")
 
@@ -191,7 +191,7 @@ class InboxClaims:
             raise unavailable(error, self._consumer) from error
 
 
-def _answer(row: tuple[Any, ...]) -> Answer:
+def _reply(row: tuple[Any, ...]) -> ClaimReply:
     state, attempt, deaths, wait = row
     match state:
         case "claimed":
@@ -204,7 +204,7 @@ def _answer(row: tuple[Any, ...]) -> Answer:
 
 def unavailable(error: BaseException, consumer: str) -> ClaimsUnavailable:
     """Return the error for the engine, with the server's message."""
-    return ClaimsUnavailable(f"inbox of consumer {consumer}: {told(error)}")
+    return ClaimsUnavailable(f"inbox of consumer {consumer}: {error_message(error)}")
 
 
 class InboxExecution:

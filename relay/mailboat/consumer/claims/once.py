@@ -161,13 +161,13 @@ class OnceClaim:
         return self._call("fail", self._once._ttl, 0, "0")
 
     def _begun(self, text: str) -> bool:
-        from mailboat.consumer.claims.redis_store import answer_of
+        from mailboat.consumer.claims.redis_store import reply_of
 
-        answer = answer_of(text)
-        if isinstance(answer, Busy):
-            raise ClaimHeld(self.event_id, answer.seconds)
-        if isinstance(answer, Claimed):
-            self.attempt = answer.attempt
+        reply = reply_of(text)
+        if isinstance(reply, Busy):
+            raise ClaimHeld(self.event_id, reply.seconds)
+        if isinstance(reply, Claimed):
+            self.attempt = reply.attempt
         return self.attempt > 0
 
     def _ended(self, kept: str) -> None:

@@ -42,7 +42,7 @@ class Facts:
     memory_lost: datetime | None = None
 
 
-def problems(facts: Facts, wanted_replicas: int, now: datetime, earlier: Iterable[Problem] = ()) -> tuple[Problem, ...]:
+def problems(facts: Facts, min_replicas: int, now: datetime, earlier: Iterable[Problem] = ()) -> tuple[Problem, ...]:
     """Return the problems. A problem of an earlier check keeps its time."""
     found: dict[str, str] = {}
     if facts.maxmemory and facts.policy != "noeviction":
@@ -55,9 +55,9 @@ def problems(facts: Facts, wanted_replicas: int, now: datetime, earlier: Iterabl
             f"Redis lost keys at about {facts.memory_lost:%Y-%m-%d %H:%M:%S} UTC: events that are delivered again are"
             " handled again. Switch persistence on (appendonly), and find the cause: FLUSHALL, restart or eviction."
         )
-    if facts.replicas is not None and facts.replicas < wanted_replicas:
+    if facts.replicas is not None and facts.replicas < min_replicas:
         found[NOT_REPLICATED] = (
-            f"{facts.replicas} of {wanted_replicas} replicas confirm writes: a failover may forget events, and they may"
+            f"{facts.replicas} of {min_replicas} replicas confirm writes: a failover may forget events, and they may"
             " be handled again."
         )
     since = {problem.reason: problem.since for problem in earlier}

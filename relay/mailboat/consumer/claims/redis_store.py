@@ -24,7 +24,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mailboat.consumer.broker.interfaces import Answer, Busy, Claim, Claimed, ClaimsUnavailable, FailedAttempt, Finished
+from mailboat.consumer.broker.interfaces import (
+    Busy,
+    Claim,
+    Claimed,
+    ClaimReply,
+    ClaimsUnavailable,
+    FailedAttempt,
+    Finished,
+)
 from mailboat.consumer.claims.owner import DEFAULT_LEASE, DEFAULT_TTL, owner_of
 from mailboat.consumer.claims.redis_connections import RedisConnections, check_certificates, clients_of, parse_address
 from mailboat.consumer.claims.redis_health import Facts, Marker, Problem, forecast, problems, read_facts
@@ -35,11 +43,11 @@ from mailboat.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _NEW: Final = "m1:0"
-_FIRST: Final[Answer] = Claimed(1)
+_FIRST: Final[ClaimReply] = Claimed(1)
 _MOST_UNSETTLED: Final = 100_000
 
 
-def answer_of(text: str) -> Answer:
+def reply_of(text: str) -> ClaimReply:
     """Return what an answer of ``claim.lua`` means."""
     if text == _NEW:
         return _FIRST
@@ -117,17 +125,17 @@ class RedisClaims:
         for client in clients_of(self._client) if self._client is not None else ():
             await client.aclose()
 
-    async def claim(self, claims: Sequence[Claim]) -> list[Answer]:
-        ours = self._renewal.among([claim.event_id for claim in claims])
-        wanted = [claim for claim in claims if claim.event_id not in ours] if ours else claims
-        event_ids = [claim.event_id for claim in wanted]
-        replays = [("1" if claim.replay else "0",) for claim in wanted] if any(each.replay for each in wanted) else ()
+    async def claim(self, claims: Sequence[Claim]) -> list[ClaimReply]:
+        held = self._renewal.among([claim.event_id for claim in claims])
+        pending = [claim for claim in claims if claim.event_id not in held] if held else claims
+        event_ids = [claim.event_id for claim in pending]
+        replays = [("1" if claim.replay else "0",) for claim in pending] if any(each.replay for each in pending) else ()
         texts = await self._run(self._call("claim", event_ids, (self._lease_ms, self._ttl), replays))
-        answers = [_FIRST if text == _NEW else answer_of(text) for text in texts]
-        self._renewal.hold([id_ for id_, found in zip(event_ids, answers, strict=True) if isinstance(found, Claimed)])
-        if not ours:
-            return answers
-        found = dict(zip(event_ids, answers, strict=True))
+        replies = [_FIRST if text == _NEW else reply_of(text) for text in texts]
+        self._renewal.hold([id_ for id_, found in zip(event_ids, replies, strict=True) if isinstance(found, Claimed)])
+        if not held:
+            return replies
+        found = dict(zip(event_ids, replies, strict=True))
         return [found.get(claim.event_id, Busy(self._lease / 3)) for claim in claims]
 
     async def done(self, event_ids: Sequence[str]) -> list[bool]:
@@ -152,7 +160,7 @@ class RedisClaims:
         self._renewal.drop(event_ids)
         repeated = bool(self._unsettled) and any(event_id in self._unsettled for event_id in event_ids)
         try:
-            answers = await self._run(replace(call, repeated=repeated))
+            replies = await self._run(replace(call, repeated=repeated))
         except ClaimsUnavailable:
             self._unsettled.update(dict.fromkeys(event_ids))
             while len(self._unsettled) > _MOST_UNSETTLED:
@@ -161,7 +169,7 @@ class RedisClaims:
         if repeated:
             for event_id in event_ids:
                 self._unsettled.pop(event_id, None)
-        return [answer == "1" for answer in answers]
+        return [reply == "1" for reply in replies]
 
     def _call(
         self,
@@ -179,34 +187,34 @@ class RedisClaims:
         if not call.keys:
             return ScriptReplies()
         try:
-            answers = await arun(self._client, call, cluster=self._cluster, replication=self._replication)
+            replies = await arun(self._client, call, cluster=self._cluster, replication=self._replication)
         except ERRORS as error:
             raise unavailable(error, self._connections.address) from error
-        if answers.replicated == self._unreplicated:
-            self._unreplicated = not answers.replicated
+        if replies.replicated == self._unreplicated:
+            self._unreplicated = not replies.replicated
             self._report()
-        return answers
+        return replies
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
     def _renew(self, event_ids: Sequence[str]) -> list[str]:
         """Renew leases and return the ids of lost claims. Claims that Redis forgot are made again."""
-        answers = self._run_in_thread(self._call("renew", event_ids, (self._lease_ms, self._ttl)))
-        lost = [event_id for event_id, answer in zip(event_ids, answers, strict=True) if answer == "0"]
+        replies = self._run_in_thread(self._call("renew", event_ids, (self._lease_ms, self._ttl)))
+        lost = [event_id for event_id, reply in zip(event_ids, replies, strict=True) if reply == "0"]
         forgotten = [
             event_id
-            for event_id, answer in zip(event_ids, answers, strict=True)
-            if answer == "-1" and self._renewal.holds(event_id)
+            for event_id, reply in zip(event_ids, replies, strict=True)
+            if reply == "-1" and self._renewal.holds(event_id)
         ]
         return lost + (self._restore(forgotten) if forgotten else [])
 
     def _restore(self, event_ids: Sequence[str]) -> list[str]:
-        answers = self._run_in_thread(self._call("claim", event_ids, (self._lease_ms, self._ttl)))
-        mine = {event_id for event_id, text in zip(event_ids, answers, strict=True) if text[0] == "m"}
-        settled = [event_id for event_id in mine if not self._renewal.holds(event_id)]
+        replies = self._run_in_thread(self._call("claim", event_ids, (self._lease_ms, self._ttl)))
+        claimed = {event_id for event_id, text in zip(event_ids, replies, strict=True) if text[0] == "m"}
+        settled = [event_id for event_id in claimed if not self._renewal.holds(event_id)]
         if settled:  # settled in the meantime: the claim must not stay behind
             self._run_in_thread(self._call("fail", settled, (self._ttl,), [(0, "0")] * len(settled)))
-        return [event_id for event_id in event_ids if event_id not in mine]
+        return [event_id for event_id in event_ids if event_id not in claimed]
 
     def _check(self) -> None:
         try:

@@ -78,13 +78,13 @@ class Renewal:
         pause = self._every
         unavailable = False
         while not self._stop.wait(pause):
-            began = time.monotonic()
+            started = time.monotonic()
             try:
                 self._renew_all()
-                if self._check is not None and began - checked >= self._check_every:
-                    checked = began
+                if self._check is not None and started - checked >= self._check_every:
+                    checked = started
                     self._check()
-                pause = max(0.0, self._every - (time.monotonic() - began))
+                pause = max(0.0, self._every - (time.monotonic() - started))
                 unavailable = False
             except ClaimsUnavailable as error:
                 level = logging.DEBUG if unavailable else logging.WARNING  # one warning per outage

@@ -94,11 +94,11 @@ def run(
         try:
             commands = _commands(call, cluster, replication)
             if len(commands) == 1:
-                return _answers([client.execute_command(*commands[0])], replication)
+                return _replies([client.execute_command(*commands[0])], replication)
             with client.pipeline(**_kind(cluster)) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
-                return _answers(pipeline.execute(raise_on_error=False), replication)
+                return _replies(pipeline.execute(raise_on_error=False), replication)
         except NoScriptError:
             client.script_load(script(call.name)[0])
         except _REPEATED:
@@ -118,11 +118,11 @@ async def arun(
         try:
             commands = _commands(call, cluster, replication)
             if len(commands) == 1:
-                return _answers([await client.execute_command(*commands[0])], replication)
+                return _replies([await client.execute_command(*commands[0])], replication)
             async with client.pipeline(**_kind(cluster)) as pipeline:
                 for command in commands:
                     pipeline.execute_command(*command)
-                return _answers(await pipeline.execute(raise_on_error=False), replication)
+                return _replies(await pipeline.execute(raise_on_error=False), replication)
         except NoScriptError:
             await client.script_load(script(call.name)[0])
         except _REPEATED:
@@ -145,41 +145,41 @@ def _commands(call: ScriptCall, cluster: bool, replication: Replication) -> list
     return commands
 
 
-def _answers(results: list[Any], replication: Replication) -> ScriptReplies:
+def _replies(results: list[Any], replication: Replication) -> ScriptReplies:
     for result in results:
         if isinstance(result, Exception):
             raise result
     replicated = not replication.replicas or results.pop() >= replication.replicas
-    answers = ScriptReplies()
+    replies = ScriptReplies()
     for result in results:  # one string per call: redis-py parses it much faster than a list
-        answers += (result.decode() if isinstance(result, bytes) else result).split(",")
-    answers.replicated = replicated
-    return answers
+        replies += (result.decode() if isinstance(result, bytes) else result).split(",")
+    replies.replicated = replicated
+    return replies
 
 
 def unavailable(error: Exception, where: object) -> ClaimsUnavailable:
     """Return the error for the engine: what happened, where, what to do; no password and no key."""
     match error:
         case AuthenticationError():
-            told = "refuses the user name or the password: check the URL in the Secret"
+            reason = "refuses the user name or the password: check the URL in the Secret"
         case BusyLoadingError():
-            told = "is loading its data after a restart"
+            reason = "is loading its data after a restart"
         case OutOfMemoryError():
-            told = "is full and refuses to write: raise maxmemory, or shorten the time that events are remembered"
+            reason = "is full and refuses to write: raise maxmemory, or shorten the time that events are remembered"
         case ReadOnlyError():
-            told = "is a read-only replica: the URL must lead to the primary"
+            reason = "is a read-only replica: the URL must lead to the primary"
         case NoPermissionError():
             command = re.search(r"'([\w|]+)' command", str(error))
-            what = command[1] if command else "a key"
-            told = f"refuses {what} to this user (NOPERM): docs/idempotency.md lists the rights that are needed"
+            denied = command[1] if command else "a key"
+            reason = f"refuses {denied} to this user (NOPERM): docs/idempotency.md lists the rights that are needed"
         case _ if re.search("can't run this command|ACL failure", str(error)):  # a command inside a script
-            told = "refuses GET or SET to this user: docs/idempotency.md lists the rights that are needed"
+            reason = "refuses GET or SET to this user: docs/idempotency.md lists the rights that are needed"
         case TimeoutError():
-            told = "did not answer in time"
+            reason = "did not answer in time"
         case ConnectionError() | OSError() if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            told = "has a certificate that is not trusted: name the file of its CA"
+            reason = "has a certificate that is not trusted: name the file of its CA"
         case ConnectionError() | OSError():
-            told = "can't be reached, or closed the connection"
+            reason = "can't be reached, or closed the connection"
         case _:
-            told = f"answered with an error: {str(error).partition(' script:')[0][:200]}"
-    return ClaimsUnavailable(f"Redis at {where} {told}")
+            reason = f"answered with an error: {str(error).partition(' script:')[0][:200]}"
+    return ClaimsUnavailable(f"Redis at {where} {reason}")
