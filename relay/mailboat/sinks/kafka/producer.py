@@ -29,14 +29,14 @@ from mailboat.errors import DeliveryError, SinkUnavailable, Undecided
 from mailboat.sinks.kafka.kafka_errors import EpochResults, Report, is_about_a_topic, more_specific
 from mailboat.sinks.kafka.producer_share import ProducerShare, ProvenPartitions, PublishCall
 
-_QUICK: Final = 0.0005  # seconds between polls while reports are due; the loop rounds it up to its next millisecond
-_SLOW: Final = 0.2  # longest poll interval while reports are due
-_IDLE: Final = (
-    2.0  # seconds between polls without a call: only log messages and connection errors of the client are due
-)
-_POLL_FRACTION: Final = (
-    0.1  # poll interval as a fraction of the wait so far: avoids 1,000 polls a second on a slow broker
-)
+_QUICK: Final = 0.0005
+"""Seconds between polls while reports are due. The loop rounds them up to its next millisecond."""
+_POLL_FRACTION: Final = 0.1
+"""Poll interval as a fraction of the time since the last report: a slow broker is not polled 1,000 times a second."""
+_SLOW: Final = 0.2
+"""Longest poll interval while reports are due, in seconds."""
+_IDLE: Final = 2.0
+"""Seconds between polls without a call. Only log messages and connection errors of the client are due then."""
 _UNLIMITED: Final = 2**31
 _MAX_AGE: Final = 6 * 3600.0
 """Brokers expire a producer that was idle for a day, and with it the sequence numbers that order depends on."""
