@@ -65,7 +65,8 @@ async def test_a_holder_whose_begin_is_hidden_counts_from_when_it_was_seen_first
 
 
 @pytest.mark.parametrize(
-    "statement", ["head", "this_window", "open", "advance", "standing", "settle", "fence", "hands", "renew", "release"]
+    "statement",
+    ["head", "this_window", "open", "advance", "still_open", "settle", "fence", "in_flight", "renew", "release"],
 )
 def test_statements_of_a_lease_find_its_cursor_by_epoch(outbox: Database, statement: str) -> None:
     """A lookup by primary key passes all versions of the cursor that a snapshot keeps."""
@@ -77,7 +78,7 @@ def test_statements_of_a_lease_find_its_cursor_by_epoch(outbox: Database, statem
     parameters = {
         "epoch": str(uuid4()), "epochs": [str(uuid4())], "settled_snapshot": snapshot, "window_snapshot": snapshot,
         "window_snapshots": [snapshot], "positions": [1], "sequences": [1], "closes": [True],
-        "next_snapshots": [None], "in_hand": [True],
+        "next_snapshots": [None], "in_flight": [True],
         "lowest": None, "highest": None, "timeline": 1, "pooled": False, "level": "on",
     }  # fmt: skip
     with psycopg.connect(outbox.url) as connection:

@@ -50,7 +50,7 @@ _EXAMPLES = {
     "sequences": "{1}",
     "closes": "{true}",
     "next_snapshots": "{NULL}",
-    "in_hand": "{false}",
+    "in_flight": "{false}",
 }
 
 
@@ -93,8 +93,8 @@ def _composed(
         "span": cache.span,
         "small_window": composed.small_window,
         "late": composed.late,
-        "reach": composed.reach,
-        "reach_within": composed.reach_within,
+        "chunk_end": composed.chunk_end,
+        "chunk_end_within": composed.chunk_end_within,
     }
     kinds: dict[str, Mapping[Any, bytes]] = {"tail": composed.tail, "large_window": composed.large_window}
     for name, text in _SQL.items():

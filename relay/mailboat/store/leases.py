@@ -85,7 +85,7 @@ class Leases:
         session_lock = not link.server.pooled and await self._take_liveness_lock(link)
         async with link.transaction() as cursor:
             await cursor.execute(_SQL["inherit"], self._identity)
-            await cursor.execute(_SQL["disown"], {**self._identity, "serves": list(serves)})
+            await cursor.execute(_SQL["release_unserved"], {**self._identity, "serves": list(serves)})
             await cursor.execute(
                 _SQL["join"],
                 {**self._identity, "address": self._me.address, "serves": list(serves), "session_lock": session_lock},

@@ -16,7 +16,7 @@ from mailboat.store.table import COLUMNS, ROW_BYTES
 _SQL = statements("parked_rows")
 QUEUE_ORDER = sql.SQL(_SQL["queue_order"])
 """Sending order of a key's parked events, for statements that need the head of a queue."""
-LINE_UP = sql.SQL(_SQL["line_up"]).format(queue_order=QUEUE_ORDER)
+SCHEDULE_HEADS = sql.SQL(_SQL["schedule_heads"]).format(queue_order=QUEUE_ORDER)
 """Statement that makes the first event of each key's queue its only head."""
 SERIES = sql.SQL(_SQL["series"])
 """Two columns: partition and generation of a parked event's sequence number."""
@@ -38,7 +38,7 @@ class ParkedRows:
         where = key._asdict()
         for dead in settlement.dead:
             pipeline.send(
-                _SQL["die"],
+                _SQL["insert_dead_letter"],
                 where
                 | dead.event._asdict()
                 | _failure(dead.failure)
@@ -60,9 +60,9 @@ class ParkedRows:
         keys.update(settlement.arrange)
         keys.discard(None)
         if keys and settlement.ordered:
-            pipeline.send(LINE_UP, {**where, "keys": list(keys)})
+            pipeline.send(SCHEDULE_HEADS, {**where, "keys": list(keys)})
         elif settlement.arrange:
-            pipeline.send(_SQL["set_loose"], where)
+            pipeline.send(_SQL["schedule_all"], where)
 
     async def keys(self, link: PostgresConnection, lease: Lease) -> tuple[set[str], int]:
         """Return the keys that nothing may overtake, and the number of all parked events."""

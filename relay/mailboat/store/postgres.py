@@ -263,9 +263,8 @@ class PostgresStore:
         route, layout, bound = self._routes[subscription], self._settings.layout, self._settings.lag_bound
         statement = sql.SQL(_SQL["backlog"]).format(rows=layout.rows, wanted=route.wanted)
         where = {"subscription": subscription, "partitions": route.subscription.partitions, "bound": bound}
-        timeout_setting = {
-            "patience": f"{self._settings.deadline * 500:.0f}ms"
-        }  # the server cancels before our own deadline
+        # The server cancels the statements before the deadline of the connection.
+        timeout_setting = {"timeout": f"{self._settings.deadline * 500:.0f}ms"}
 
         def probe(pipeline: Pipeline) -> Callable[[], Backlog]:
             pipeline.send(_SQL["probe_at_most"], timeout_setting)

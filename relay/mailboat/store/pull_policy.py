@@ -72,7 +72,7 @@ async def declare_policy(
         await cursor.execute(_SQL["withdraw"], {"subscription_id": number})
         return
     await cursor.execute(_SQL["declare"], policy(number, name, spec, layout))
-    await cursor.execute(_SQL["make_journals"], {"subscription_id": number})
+    await cursor.execute(_SQL["create_functions"], {"subscription_id": number})
 
 
 def _likes(patterns: Sequence[Pattern]) -> list[str] | None:

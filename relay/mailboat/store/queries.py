@@ -61,8 +61,8 @@ class ComposedQueries:
     small_window: bytes
     late: bytes
     large_window: Mapping[ChunkKind, bytes]
-    reach: bytes
-    reach_within: bytes
+    chunk_end: bytes
+    chunk_end_within: bytes
     subscriptions: Mapping[int, Subscription]
     offsets: Mapping[int, int]
     """Place of each subscription's first partition in ``own``."""
@@ -145,8 +145,8 @@ class QueryCache:
             sql.SQL(_SQL["small_window"]).format(**parts).as_bytes(),
             sql.SQL(_SQL["late"]).format(**parts).as_bytes(),
             {ChunkKind(*kind): _large_window(ChunkKind(*kind), parts) for kind in product((False, True), repeat=2)},
-            sql.SQL(_SQL["reach"]).format(**parts).as_bytes(),
-            sql.SQL(_SQL["reach_within"]).format(**parts).as_bytes(),
+            sql.SQL(_SQL["chunk_end"]).format(**parts).as_bytes(),
+            sql.SQL(_SQL["chunk_end_within"]).format(**parts).as_bytes(),
             subscriptions,
             offsets,
         )

@@ -38,7 +38,7 @@ async def rebase(link: PostgresConnection, layout: TableLayout) -> int:
         if not any(foreign for (foreign,) in await lock_cursors(cursor, _SQL["cursors"], where)):
             return 0
         link.take_time()  # every restored event is updated
-        await cursor.execute(sql.SQL(_SQL["readopt"]).format(outbox=layout.outbox))
+        await cursor.execute(sql.SQL(_SQL["reset_xids"]).format(outbox=layout.outbox))
         await cursor.execute(sql.SQL(_SQL["span"]).format(rows=layout.rows))
         window_snapshot, highest = await cursor.fetchone() or (None, None)
         await cursor.execute(_SQL["rebase"], {**where, "window_snapshot": window_snapshot, "highest": highest or 0})

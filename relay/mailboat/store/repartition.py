@@ -96,7 +96,7 @@ async def repartition(
     }
     await cursor.execute(_SQL["replace"], where | bounds)
     await cursor.execute(_SQL["move_parked"], where)
-    await cursor.execute(_SQL["lay_out"], where)
+    await cursor.execute(_SQL["repartition"], where)
     row = await cursor.fetchone()
     assert row is not None, "the caller holds the subscription's row"
     return int(row[0])

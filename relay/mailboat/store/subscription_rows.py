@@ -145,7 +145,7 @@ async def refuse_foreign_cursors(link: PostgresConnection, numbers: list[int]) -
     """Raise ``ForeignDatabase`` if cursors were written in another database: a person must decide."""
     async with link.autocommit() as cursor:
         await cursor.execute(
-            _SQL["strangers"], {"numbers": numbers, "system_identifier": link.server.system_identifier}
+            _SQL["foreign_cursors"], {"numbers": numbers, "system_identifier": link.server.system_identifier}
         )
         names = [row[0] for row in await cursor.fetchall()]
     if names:
@@ -168,7 +168,7 @@ async def owned_by_others(
     async with link.autocommit() as cursor:
         for each in declared:
             named = {"name": full_name(each), "partitions": each.spec.partitions}
-            await cursor.execute(_SQL["in_other_hands"], where | named)
+            await cursor.execute(_SQL["owned_by_others"], where | named)
             row = await cursor.fetchone()
             if row is not None and row[0]:
                 return True
@@ -215,7 +215,7 @@ async def retire_removed(
             await cursor.execute(_SQL["retire"], {**where, "id": number})
             if await cursor.fetchone() is not None:
                 await lock_cursors(cursor, _SQL["hold_cursors"], {"id": number})
-                await cursor.execute(_SQL["disown"], {"id": number})
+                await cursor.execute(_SQL["release_cursors"], {"id": number})
                 retired.append(name)
     return RetireResult(tuple(retired), tuple(awaited))
 
@@ -224,11 +224,11 @@ async def clear_expired(link: PostgresConnection, outbox: str) -> list[str]:
     """Delete progress and parked events of subscriptions deleted longer than ``GRACE`` ago. Their dead letters stay."""
     cleared = []
     async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["given_up"], {"outbox": outbox, **_GRACE})
+        await cursor.execute(_SQL["expired"], {"outbox": outbox, **_GRACE})
         found = await cursor.fetchall()
     for number, name in found:
         async with link.transaction() as cursor:
-            await cursor.execute(_SQL["hold_given_up"], {"id": number, **_GRACE})
+            await cursor.execute(_SQL["lock_expired"], {"id": number, **_GRACE})
             if await cursor.fetchone() is not None:
                 await _clear(cursor, number)
                 cleared.append(name)

@@ -107,7 +107,7 @@ class WindowReads:
         elif after < walk_from:
             query = composed.late
         else:
-            query = composed.reach
+            query = composed.chunk_end
             where["limit"] = min(limits.rows, self._rows_ahead)
         reader, found = _query(pipeline, query, members, where)
         if reader is None:
@@ -130,7 +130,7 @@ class WindowReads:
         reach, rows, size = found.fetchone() or (None, 0, 0)
         last = rows < where["limit"]
         if size > where["max_bytes"]:
-            found = pipeline.send(composed.reach_within, where)
+            found = pipeline.send(composed.chunk_end_within, where)
             pipeline.wait()
             within, rows, size = found.fetchone() or (reach, rows, size)
             reach, last = within, last and within == reach
@@ -144,7 +144,7 @@ def _query(
     pipeline: Pipeline, query: bytes, members: Sequence[Lease], where: dict[str, object]
 ) -> tuple[Lease | None, Cursor[Row]]:
     """Send ``query`` with the lease of one member; return that lease (None if all were lost) and the result."""
-    held_rows = pipeline.send(_SQL["standing"], {"epochs": [lease.epoch for lease in members], **where})
+    held_rows = pipeline.send(_SQL["still_open"], {"epochs": [lease.epoch for lease in members], **where})
     answer = pipeline.send(query, {"epoch": members[0].epoch, **where})
     pipeline.wait()
     held = {CursorKey(*row) for row in held_rows.fetchall()}

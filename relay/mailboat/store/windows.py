@@ -209,8 +209,8 @@ class Windows:
             answers.append(pipeline.send(_SQL["fence"], {"epochs": [s.lease.epoch for s in parked_only]}))
         flagged = [s for s in settlements if s.in_flight is not None]
         if flagged:
-            in_flight = {"epochs": [s.lease.epoch for s in flagged], "in_hand": [s.in_flight for s in flagged]}
-            pipeline.send(_SQL["hands"], in_flight)
+            in_flight = {"epochs": [s.lease.epoch for s in flagged], "in_flight": [s.in_flight for s in flagged]}
+            pipeline.send(_SQL["in_flight"], in_flight)
         return _Settled(closing, answers)
 
     def _poll(self, pipeline: Pipeline, group: CursorGroup, server: Server, *, checks: bool = True) -> Cursor[Row]:

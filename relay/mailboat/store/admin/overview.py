@@ -103,7 +103,7 @@ async def waiting(
         rows=layout.rows, wanted=_filter_predicate(subscription, manifests)
     )
     async with link.transaction() as cursor:
-        await cursor.execute(_SQL["frugally"])
+        await cursor.execute(_SQL["planner"])
         await cursor.execute(statement, parameters)
         lags = await cursor.fetchall()
         await cursor.execute(_SUBSCRIPTIONS["parked"], parameters)

@@ -16,7 +16,7 @@ from typing import Any, LiteralString, Protocol, TypedDict, TypeVar
 from psycopg import AsyncCursor, sql
 
 from mailboat.store.connection import PostgresConnection, Row
-from mailboat.store.parked_rows import LINE_UP
+from mailboat.store.parked_rows import SCHEDULE_HEADS
 from mailboat.store.sql import statements
 
 _SQL = statements("selection")
@@ -131,7 +131,7 @@ async def hold_cursor(cursor: AsyncCursor[Row], where: Where) -> bool:
 
 async def requeue(cursor: AsyncCursor[Row], where: Where, keys: Iterable[str | None]) -> None:
     """Make the first event of each key's queue its only head."""
-    await cursor.execute(LINE_UP, {**where, "keys": list({key for key in keys if key is not None})})
+    await cursor.execute(SCHEDULE_HEADS, {**where, "keys": list({key for key in keys if key is not None})})
 
 
 async def wake(link: PostgresConnection, outbox: str) -> None:

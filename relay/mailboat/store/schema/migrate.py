@@ -197,18 +197,18 @@ async def _is_made(cursor: _Cursor, outbox_table: str) -> bool:
 
 
 async def _supplied(cursor: _Cursor, outbox_table: str) -> MigrationReport:
-    await cursor.execute(_SQL["supply"], {"outbox": outbox_table})
+    await cursor.execute(_SQL["ensure_partitions"], {"outbox": outbox_table})
     return MigrationReport(outbox_table, (), await _missing_roles(cursor))
 
 
 async def _lock(cursor: _Cursor, *, ledger: bool) -> None:
     """Exclude other migrations until the end of the transaction. Raises `_Locked` after a short wait."""
-    await cursor.execute(_SQL["wait_at_most"], {"patience": f"{_LOCK_WAIT * 1000:.0f}ms"})
+    await cursor.execute(_SQL["lock_timeout"], {"timeout": f"{_LOCK_WAIT * 1000:.0f}ms"})
     try:
         await cursor.execute(_SQL["lock"] if ledger else _SQL["create_ledger"])
     except _LOCKED as error:
         raise _Locked from error
-    await cursor.execute(_SQL["wait_at_most"], {"patience": "0"})
+    await cursor.execute(_SQL["lock_timeout"], {"timeout": "0"})
 
 
 async def _holder(connection: psycopg.AsyncConnection[object]) -> str | None:

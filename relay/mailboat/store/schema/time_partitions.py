@@ -239,7 +239,7 @@ class _Sweep:
                     await self._count_losses(partition)
                 elif await self._held(partition):
                     return False
-                await self._execute("condemn", partition=partition.name)
+                await self._execute("mark", partition=partition.name)
         except _NOT_NOW:
             self._block(partition.name, "a transaction in flight has written to it, or it is being vacuumed")
             return False
@@ -256,7 +256,7 @@ class _Sweep:
 
     async def _count_losses(self, partition: TimePartition) -> None:
         losses = await self._rows(
-            "losses", outbox=self.outbox, lower=partition.lower, upper=partition.upper, bound=self.count_up_to
+            "unsettled", outbox=self.outbox, lower=partition.lower, upper=partition.upper, bound=self.count_up_to
         )
         self.found.lost += tuple(
             Lost(partition.name, name, min(events, self.count_up_to), events > self.count_up_to)
@@ -306,7 +306,7 @@ class _Sweep:
     @asynccontextmanager
     async def _briefly(self) -> AsyncIterator[None]:
         async with self.connection.transaction():
-            await self._rows("wait_at_most", milliseconds=f"{self.lock_wait * 1000:.0f}ms")
+            await self._rows("lock_timeout", milliseconds=f"{self.lock_wait * 1000:.0f}ms")
             yield
 
     def _block(self, partition: str, reason: str) -> None:

@@ -18,7 +18,7 @@ where c.owner = %(relay)s
       select from mailboat.relays as r
       where r.id = %(relay)s and r.incarnation = %(incarnation)s)
 
--- name: disown
+-- name: release_unserved
 -- Release cursors that an earlier session of this process held and that this session does not serve. Other relays can claim them
 -- at once.
 update mailboat.cursors

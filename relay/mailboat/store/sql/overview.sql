@@ -27,7 +27,7 @@ select id, address from mailboat.relays
 where outbox = %(outbox)s and expires_at > clock_timestamp()
 order by id
 
--- name: frugally
+-- name: planner
 -- Planner settings for the bounded probes, the same as in relays. No bitmap scans: a bitmap is built completely before the first
 -- row is returned and a limit can end the scan.
 select set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)

@@ -96,7 +96,7 @@ returning key
 delete from mailboat.parked where subscription_id = %(subscription)s and ordinal = any (%(ordinals)s)
 returning key
 
--- name: line_up
+-- name: schedule_heads
 -- Schedule the first event of each key, and no other one. A command may have replayed events before the former head, or dropped
 -- the event that others waited behind. If the new head has no time, it is due at once. If the head has a time, that time stays. A
 -- blocked head gets no time.
@@ -114,14 +114,14 @@ where p.subscription_id = %(subscription)s and p.partition = %(partition)s
   and p.key = head.key and mailboat.key_slot(p.key, 0) = mailboat.key_slot(head.key, 0)
   and case when p.ordinal = head.ordinal then p.next_attempt_at is null and not p.blocked else p.next_attempt_at is not null end
 
--- name: set_loose
+-- name: schedule_all
 -- Schedule all events of a partition that no longer keeps order, because none of them waits behind another: each event without a
 -- time is due at once.
 update mailboat.parked
 set next_attempt_at = clock_timestamp()
 where subscription_id = %(subscription)s and partition = %(partition)s and next_attempt_at is null and not blocked
 
--- name: die
+-- name: insert_dead_letter
 -- Insert a dead letter with all that a replay needs.
 insert into mailboat.dead_letters (
     subscription_id, partition, attempts, sequence, series_partition, series_generation, reason, last_error, first_failed_at,

@@ -24,6 +24,6 @@ where p is distinct from excluded
 -- name: withdraw
 delete from mailboat.pull_policies where subscription_id = %(subscription_id)s
 
--- name: make_journals
+-- name: create_functions
 -- Create the sequences that count attempts (65_attempts.sql) and the functions that read events (50_windows.sql).
 select mailboat.make_journals(%(subscription_id)s), mailboat.make_readers(%(subscription_id)s)

@@ -9,7 +9,7 @@ where s.outbox = %(outbox)s
 order by c.subscription_id, c.partition
 for no key update of c
 
--- name: readopt
+-- name: reset_xids
 -- Transaction ids of the old system have no meaning here, and some lie ahead of this system's. Events with such an id get the
 -- transaction id 3, which is older than every snapshot.
 update {outbox} as e
@@ -42,7 +42,7 @@ returning c.subscription_id
 -- the transaction that their xid names. Examined are events that cursors may have settled, up to 100 below each cursor's place,
 -- by transaction and by id.
 -- pg_upgrade leaves rows unchanged, including xmin; a restored row has the xmin of the restore. xmin has 32 bits. An xid of 3 was
--- assigned by `readopt`, and is older than every snapshot.
+-- assigned by `reset_xids`, and is older than every snapshot.
 with strangers as materialized (
     select c.highest_settled_id, pg_snapshot_xmax(coalesce(c.window_snapshot, c.settled_snapshot)) as xmax, c.system_identifier
     from mailboat.cursors as c

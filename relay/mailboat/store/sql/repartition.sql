@@ -85,7 +85,7 @@ from oldest, generate_series(0, %(partitions)s - 1) as partition
 -- name: move_parked
 update mailboat.parked set partition = slot %% %(partitions)s where subscription_id = %(subscription)s
 
--- name: lay_out
+-- name: repartition
 update mailboat.subscriptions
 set partitions = %(partitions)s, generation = generation + 1, assignment_generation = 0
 where id = %(subscription)s

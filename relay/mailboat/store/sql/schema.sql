@@ -6,9 +6,9 @@
 -- exclude each other.
 lock table mailboat.migrations in share row exclusive mode
 
--- name: wait_at_most
+-- name: lock_timeout
 -- Limit the wait for a lock, in this transaction.
-select set_config('lock_timeout', %(patience)s, true)
+select set_config('lock_timeout', %(timeout)s, true)
 
 -- name: lock_holder
 -- The session of the running migration. This session holds the lock, or a new table that is invisible to other sessions.
@@ -27,7 +27,7 @@ select exists (select from mailboat.outboxes o
                join pg_class c on c.relnamespace = n.oid and format('%%I.%%I', n.nspname, c.relname) = o.name
                where o.name = %(outbox)s and c.relkind = 'p')
 
--- name: supply
+-- name: ensure_partitions
 -- Create missing time partitions. If none is missing, write nothing and take no lock.
 select mailboat.ensure_partitions(%(outbox)s)
 

@@ -68,12 +68,12 @@ set retired_at = clock_timestamp(), config_version = %(version)s
 where id = %(id)s and declared_by = %(relay_uid)s and config_version <= %(version)s and retired_at is null
 returning id
 
--- name: disown
+-- name: release_cursors
 -- Clear the owners of a retired subscription. A relay can't settle a batch of it that is still in flight. The caller has locked
 -- the cursors.
 update mailboat.cursors set owner = null, epoch = null, released = true where subscription_id = %(id)s
 
--- name: given_up
+-- name: expired
 -- Deleted subscriptions whose grace time is over and which still have progress or parked events.
 select s.id, s.name
 from mailboat.subscriptions as s
@@ -81,14 +81,14 @@ where s.outbox = %(outbox)s and s.retired_at < clock_timestamp() - make_interval
   and (exists (select from mailboat.cursors as c where c.subscription_id = s.id)
        or exists (select from mailboat.parked as p where p.subscription_id = s.id))
 
--- name: hold_given_up
+-- name: lock_expired
 -- Lock the row and check again, because the subscription may have been declared again in the meantime.
 select id
 from mailboat.subscriptions
 where id = %(id)s and retired_at < clock_timestamp() - make_interval(secs => %(grace)s)
 for no key update
 
--- name: in_other_hands
+-- name: owned_by_others
 -- Whether another live relay owns partitions of a subscription that is about to be repartitioned.
 select exists (
     select
@@ -120,7 +120,7 @@ set state = %(state)s, paused_reason = %(reason)s
 where outbox = %(outbox)s and name = %(name)s
 returning id
 
--- name: strangers
+-- name: foreign_cursors
 -- Subscriptions with cursors that were written in another database system, or in another database of this one: this database is a
 -- restored copy.
 select distinct s.name
@@ -131,7 +131,7 @@ where s.id = any (%(numbers)s)
 
 -- name: probe_at_most
 -- Limit the statements of this transaction. If a probe waits for a lock or reads for too long, the server cancels it too.
-select set_config('statement_timeout', %(patience)s, true)
+select set_config('statement_timeout', %(timeout)s, true)
 
 -- name: backlog
 -- Count matching unsettled events by partition, up to a bound: the same two arms as the tail, from the oldest cursor on.

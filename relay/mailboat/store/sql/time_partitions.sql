@@ -103,7 +103,7 @@ where c.previous_layout is not null
 group by s.name
 order by s.name
 
--- name: losses
+-- name: unsettled
 -- The number of events of a time partition that each subscription has not settled, counted up to a bound.
 select s.name, sum(n.events)::bigint
 from mailboat.subscriptions s
@@ -128,11 +128,11 @@ order by s.name
 -- Fails while a transaction in flight has written to the time partition. A time partition that has ended gets no new writers.
 lock table {partition} in share mode
 
--- name: wait_at_most
+-- name: lock_timeout
 -- Limit the wait for a lock. For this transaction only, because the connection may go through a pooler.
 select set_config('lock_timeout', %(milliseconds)s, true)
 
--- name: condemn
+-- name: mark
 -- Mark a time partition for dropping. If the relay dies, the next one finds the mark and continues.
 comment on table {partition} is {mark}
 

@@ -183,7 +183,7 @@ set settled_snapshot = %(settled_snapshot)s::text::pg_snapshot,
 from unnest(%(epochs)s::uuid[]) as m (epoch)
 where c.epoch = m.epoch and c.window_snapshot is null
 
--- name: standing
+-- name: still_open
 -- Cursors that are still in this window under their epoch. One of them then reads for all. A cursor whose lease was lost must not
 -- read, because each of its reads is empty. A read transaction has one snapshot, so the result holds for its later statements.
 select c.subscription_id, c.partition
@@ -242,7 +242,7 @@ from (
 where found.place = 1 or (found.place <= %(limit)s and found.bytes_so_far <= %(max_bytes)s)
 order by found.id
 
--- name: reach
+-- name: chunk_end
 -- The end of the next chunk of a large window: a number of rows along the primary key, of any subscription, and the bytes of the
 -- matching ones.
 with {this_window}
@@ -255,7 +255,7 @@ from (
     limit %(limit)s
 ) as found
 
--- name: reach_within
+-- name: chunk_end_within
 -- The same if those rows have too many bytes: one event, or as many as fit into the limit of bytes.
 with {this_window}
 select max(ahead.id), count(*), sum(ahead.bytes)::bigint
@@ -322,13 +322,13 @@ join unnest(%(epochs)s::uuid[]) as s (epoch) on c.epoch = s.epoch
 order by c.subscription_id, c.partition
 for no key update of c
 
--- name: hands
+-- name: in_flight
 -- Record whether events are in flight. `claim` (leases.sql) counts a crash of the owner only then, because only then an event may
 -- be its cause. Runs after a settlement or a fence of the same cursors, which has locked them.
 update mailboat.cursors as c
-set released = not h.in_hand
-from unnest(%(epochs)s::uuid[], %(in_hand)s::boolean[]) as h (epoch, in_hand)
-where c.epoch = h.epoch and c.released = h.in_hand
+set released = not h.in_flight
+from unnest(%(epochs)s::uuid[], %(in_flight)s::boolean[]) as h (epoch, in_flight)
+where c.epoch = h.epoch and c.released = h.in_flight
 
 -- name: sync
 -- Set the durability of this transaction's commit, if no other statement of the transaction does.
