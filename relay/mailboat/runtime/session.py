@@ -169,9 +169,8 @@ class RelaySession(DeliverySession):
             began = self._clock()
             membership = await self._store.beat()
             self._lease_until = began + self._timings.trusted
-            free = not stop.is_set() and (self._follow_task is None or self._follow_task.done())
-            if free and began > self._admitted_at:  # an earlier query does not include a subscription admitted since
-                self._follow_task = self._group.create_task(self._follow(membership))
+            if not stop.is_set() and (self._follow_task is None or self._follow_task.done()):
+                self._follow_task = self._group.create_task(self._follow(membership, began))
             while (left := began + self._timings.beat_every - self._clock()) > 0:
                 if await self._store.wait_for_notification(left):
                     self.committer.notified()
@@ -185,8 +184,10 @@ class RelaySession(DeliverySession):
             " partitions: others may take them over"
         )
 
-    async def _follow(self, membership: Membership) -> None:
+    async def _follow(self, membership: Membership, queried_at: float) -> None:
         """Claim and release partitions according to the membership."""
+        if queried_at <= self._admitted_at:  # the query may not include a subscription that was admitted since
+            return
         before, self.membership = self.membership, membership
         now = self._clock()
         self._notice_changes(membership.subscriptions)
