@@ -174,7 +174,7 @@ def _reports(facts: SubscriptionFacts) -> _Reports:
             if number in held and pod in answering and not held[number][0]:
                 held[number] = (pod, None)
     silent = silent_relays(facts.answers, facts.relay)
-    for pod, each in sorted(subscriptions, key=lambda item: item[0] not in silent):  # what silent ones said counts less
+    for pod, each in sorted(subscriptions, key=lambda item: item[0] not in silent):  # reports of silent pods count less
         for partition in each.owned:
             if partition.partition in held:
                 held[partition.partition] = (pod, None if pod in silent else partition)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 
@@ -222,7 +222,7 @@ class PartitionWorker:
         """Wait for a change, which includes results of a batch, or until a parked event is due."""
         left = self.parked.seconds_until_due() if self._active and not self._batches else None
         with suppress(TimeoutError):
-            async with asyncio.timeout(left) if left is not None else nullcontext():
+            async with asyncio.timeout(left):
                 await self._work.wait()
 
     def _may_launch(self) -> bool:

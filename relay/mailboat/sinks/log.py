@@ -29,7 +29,7 @@ from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 _STDOUT: Final = 1
 _PIPE_PIECE: Final = select.PIPE_BUF  # a pipe that is ready accepts this much without blocking
 _FILE_PIECE: Final = 1024 * 1024
-_POLL_MS: Final = 50  # milliseconds
+_POLL_MS: Final = 50
 
 
 class LogSink:

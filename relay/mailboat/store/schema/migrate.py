@@ -127,7 +127,7 @@ def pending(migrations: Sequence[Migration], applied: Sequence[Applied]) -> tupl
     return tuple(migration for migration in migrations if migration.version not in done)
 
 
-def _unheard(_: str) -> None:
+def _ignore(_: str) -> None:
     """Ignore a progress message."""
 
 
@@ -136,8 +136,8 @@ async def migrate(
     outbox_table: str,
     *,
     deadline: float | None = None,
-    waits: Callable[[str], None] = _unheard,
-    begins: Callable[[str], None] = _unheard,
+    waits: Callable[[str], None] = _ignore,
+    begins: Callable[[str], None] = _ignore,
 ) -> MigrationReport:
     """Apply the pending steps and make ``outbox_table`` an outbox, in one transaction.
 
