@@ -28,7 +28,6 @@ from mailboat_spec.resources.relay import (
     Retention,
     RetentionPolicy,
     Runtime,
-    Tracking,
 )
 from mailboat_spec.resources.resource import Resource, full_name
 from mailboat_spec.resources.sinks import CustomSink, KafkaSink, PubSubSink, Sink
@@ -101,7 +100,6 @@ __all__ = [
     "StartFrom",
     "State",
     "Toleration",
-    "Tracking",
     "full_name",
     "read_documents",
 ]

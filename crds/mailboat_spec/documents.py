@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from mailboat_spec.field_paths import nearest
 from mailboat_spec.names import API_VERSION, DEFAULT_NAMESPACE, GROUP, RELAY_KIND, SUBSCRIPTION_KIND
-from mailboat_spec.resources.relay import OutboxRelay, Tracking
+from mailboat_spec.resources.relay import OutboxRelay
 from mailboat_spec.resources.subscription import EventSubscription
 from mailboat_spec.validation_errors import Problem, SpecError, choice_message, problems_of
 
@@ -73,7 +73,6 @@ def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
             read.append(_Document(source, kind, body, _resource(source, kind, body, problems)))
     problems.extend(_duplicates(read))
     problems.extend(_dangling_references(read))
-    problems.extend(_shared_rows(read))
     if not read and not problems:
         problems.extend(foreign[:1])
     if problems:
@@ -93,14 +92,6 @@ def read_document(source: str, body: Mapping[str, Any]) -> OutboxRelay | EventSu
     if resource is None or problems:
         raise SpecError(tuple(problems))
     return resource
-
-
-def serves_another(relay: str, other: str | None) -> str:
-    """Return the message for a second subscription of a relay with tracking Rows."""
-    return (
-        f'"{relay}" has tracking Rows, which serves one subscription, and {other} uses it already: '
-        "remove one, or use tracking Log"
-    )
 
 
 def _opened(documents: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
@@ -189,22 +180,6 @@ def _dangling_references(read: list[_Document]) -> Iterator[Problem]:
         else:
             message += f": add its manifest, or name one that is there ({', '.join(siblings) or 'none is'})"
         yield Problem(document.source, "spec.relayRef.name", message)
-
-
-def _shared_rows(read: list[_Document]) -> Iterator[Problem]:
-    """Yield second subscriptions of a relay with Rows tracking: they would find all rows marked as published."""
-    by_rows = {
-        (document.namespace, document.name)
-        for document in read
-        if isinstance(document.resource, OutboxRelay) and document.resource.spec.outbox.tracking is Tracking.ROWS
-    }
-    first: dict[tuple[str, str], str | None] = {}
-    for document in read:
-        target = _text_at(document.body, "spec", "relayRef", "name")
-        if document.kind == SUBSCRIPTION_KIND and target is not None and (document.namespace, target) in by_rows:
-            before = first.setdefault((document.namespace, target), document.name)
-            if before != document.name:
-                yield Problem(document.source, "spec.relayRef.name", serves_another(target, before))
 
 
 def _text_at(body: object, *path: str) -> str | None:

@@ -35,12 +35,6 @@ class UsesSecrets(Model):
         return tuple(value for value in values if isinstance(value, SecretRef | SecretKeyRef))
 
 
-class ConfigMapRef(Model):
-    """A whole ConfigMap."""
-
-    name: DnsSubdomain = Field(description="Name of the ConfigMap, in the namespace of this resource.")
-
-
 class RelayRef(Model):
     """The relay that a subscription belongs to."""
 

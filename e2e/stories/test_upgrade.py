@@ -26,7 +26,7 @@ from support.markdown import blocks
 from support.wait import wait_until
 
 CRDS = ("eventsubscriptions.mailboat.dev", "outboxrelays.mailboat.dev")
-NEW_FIELD, NEW_COLUMN = "schemas", "Oldest"
+NEW_FIELD, NEW_COLUMN = "state", "Oldest"
 """Of an EventSubscription. If both charts have the same CRDs, these are removed from the earlier one."""
 WITH_NEW_FIELD = f"""\
 apiVersion: mailboat.dev/v1alpha1
@@ -34,7 +34,7 @@ kind: EventSubscription
 metadata: {{name: with-new-field}}
 spec:
   relayRef: {{name: orders}}
-  {NEW_FIELD}: {{configMapRef: {{name: order-schemas}}}}
+  {NEW_FIELD}: Paused
   sink: {{log: {{}}}}
 """
 KEPT = {

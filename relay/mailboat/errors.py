@@ -3,8 +3,7 @@
     MailboatError
     ├── ConfigError           invalid configuration: file, field and remedy are in the message
     │   ├── SecretMissing     a referenced secret does not exist
-    │   ├── NoSuchSink        no installed package provides the sink, or its client is missing
-    │   └── NotInThisRelease  valid, but not supported by this version
+    │   └── NoSuchSink        no installed package provides the sink, or its client is missing
     ├── SchemaMismatch        the database lacks an object that Mailboat needs: the message has the SQL to fix it
     ├── EmitRefused           an event that must not enter the outbox (also a ValueError)
     ├── DatabaseUnavailable   Postgres is unavailable or was replaced: drop in-memory state, reconnect, read again
@@ -45,10 +44,6 @@ class SecretMissing(ConfigError):
 
 class NoSuchSink(ConfigError):
     """A sink, or its client, is not installed in the relay's environment. The message names the package to install."""
-
-
-class NotInThisRelease(ConfigError):
-    """A manifest uses a feature of a later version."""
 
 
 class SchemaMismatch(MailboatError):

@@ -149,12 +149,12 @@ async def test_a_pause_is_ready_and_one_by_command_is_not(cluster):
 async def test_one_subscription_that_fails_keeps_no_other_from_being_delivered(cluster):
     await cluster.create_relay()
     await cluster.create_subscription("good")
-    await cluster.create_subscription("bad", sink={"http": {"url": "https://example.com"}})
+    await cluster.create_subscription("bad", sink={"custom": {"type": "nats"}})
     async with operating(cluster):
         relay = await cluster.run_pod("orders-relay-a")
-        relay.failed[f"{cluster.namespace}/bad"] = "a sink of kind http is not there yet"
+        relay.failed[f"{cluster.namespace}/bad"] = 'no installed package offers a sink "nats"'
         found = await cluster.until_condition(SUBSCRIPTION, "bad", "Ready", "False", "SinkNotSupported")
-        assert condition_of(found, "Ready")["message"] == "a sink of kind http is not there yet"
+        assert condition_of(found, "Ready")["message"] == 'no installed package offers a sink "nats"'
         await cluster.until_condition(SUBSCRIPTION, "good", "Ready", "True")
 
 

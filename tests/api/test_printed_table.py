@@ -31,7 +31,7 @@ spec: {relayRef: {name: orders}, sink: {kafka: {bootstrapServers: ["kafka:9092"]
 apiVersion: mailboat.dev/v1alpha1
 kind: EventSubscription
 metadata: {name: orders-to-shop}
-spec: {relayRef: {name: orders}, partitions: 32, sink: {http: {url: "https://shop.example/hook"}}}
+spec: {relayRef: {name: orders}, partitions: 32, sink: {custom: {type: nats}}}
 ---
 apiVersion: mailboat.dev/v1alpha1
 kind: EventSubscription
@@ -61,7 +61,7 @@ STATUSES = {
         rate=830.5,
     ),
     "evs/orders-to-shop": OF_SUBSCRIPTION(
-        "False", "SinkUnavailable", source="outbox/orders", sink="http", partitionCount=32, lag=100_000,
+        "False", "SinkUnavailable", source="outbox/orders", sink="custom", partitionCount=32, lag=100_000,
         lagDisplay="100000+", oldestAge="1h30m", parked=7, dead=3, lastError="503 Service Unavailable",
     ),
     "evs/billing": OF_SUBSCRIPTION(

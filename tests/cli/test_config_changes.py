@@ -301,7 +301,6 @@ def test_a_subscription_that_another_relay_with_an_older_configuration_moves_is_
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ({"sink": {"http": {"url": "https://example.com/hook"}}}, "spec.sink.http"),
         ({"sink": {"custom": {"type": "teleport"}}}, 'offers a sink "teleport"'),
     ],
 )

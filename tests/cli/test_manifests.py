@@ -141,23 +141,3 @@ def test_a_folder_without_manifests_is_reported(tmp_path):
 
 def test_without_a_relay_there_is_nothing_to_do(tmp_path):
     assert "there is no OutboxRelay" in refusal(written(tmp_path, ""))
-
-
-@pytest.mark.parametrize(
-    ("spec", "field"),
-    [
-        ({"sink": {"http": {"url": "https://example.com"}}}, "spec.sink.http"),
-        ({"sink": {"redis": {"url": "redis://r", "stream": "s"}}}, "spec.sink.redis"),
-        ({"sink": {"postgres": {"url": "postgresql://p/x", "table": "a.b"}}}, "spec.sink.postgres"),
-        ({"schemas": {"configMapRef": {"name": "s"}}}, "spec.schemas"),
-    ],
-)
-def test_unsupported_features_are_refused_by_field(tmp_path, spec, field):
-    message = refusal(written(tmp_path, manifest(relay_manifest(URL), subscription_manifest(**spec))))
-    assert f"EventSubscription shop/to-log: {field}: " in message
-    assert "in this release" in message
-
-
-def test_rows_tracking_is_refused_by_field(tmp_path):
-    message = refusal(written(tmp_path, manifest(relay_manifest(URL, tracking="Rows"))))
-    assert "OutboxRelay shop/orders: spec.outbox.tracking: " in message

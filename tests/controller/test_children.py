@@ -155,10 +155,11 @@ def test_an_applications_pod_is_no_pod_of_ours():
 
 
 def test_every_secret_that_a_sink_refers_to_is_mounted():
-    keys = {f"{each}SecretRef": {"name": each, "key": "k"} for each in ("url", "signing")}
-    http = subscription(sink={"http": {**keys, "headersSecretRef": {"name": "headers"}}})
-    assert sink_secrets(http) == ("headers", "signing", "url")
-    assert secrets_of(relay(), [http, subscription()]) == ("headers", "orders-db", "signing", "url")
+    kafka = {"bootstrapServers": ["kafka:9092"], "topic": "orders", "configSecretRef": {"name": "login"}}
+    pubsub = {"project": "acme", "topic": "orders", "credentialsSecretRef": {"name": "account", "key": "k"}}
+    subscriptions = [subscription(sink={"kafka": kafka}), subscription(sink={"pubsub": pubsub})]
+    assert [sink_secrets(each) for each in subscriptions] == [("login",), ("account",)]
+    assert secrets_of(relay(), subscriptions) == ("account", "login", "orders-db")
 
 
 def test_volumes_of_secrets_have_names_that_kubernetes_takes():

@@ -65,16 +65,12 @@ def test_the_last_valid_form_is_found_or_reported_as_lost(found, written, pushed
     assert (found_form is not None, is_lost) == (form, lost)
 
 
-def test_a_relay_with_tracking_rows_serves_the_first_valid_subscription_only():
+def test_a_subscription_is_parsed_once_per_version_and_reported_if_invalid():
     def resource(name, **changes):
         return event_subscription(name, metadata={"uid": name, "resourceVersion": "1"}) | changes
 
-    rows = OutboxRelay.model_validate(outbox_relay(outbox={"tracking": "Rows"}))
-    found = [resource("a", spec={"nonsense": True}), resource("b"), resource("c")]
-    invalid, first, second = SubscriptionParser().read(rows, found)
-    assert (invalid.subscription, first.problem, second.subscription) == (None, "", None)
+    parser, found = SubscriptionParser(), [resource("a", spec={"nonsense": True}), resource("b")]
+    invalid, valid = parser.read(found)
+    assert (invalid.subscription, valid.problem) == (None, "")
     assert "nonsense: unknown field" in invalid.problem
-    assert second.problem.startswith('spec.relayRef.name: "orders" has tracking Rows')
-    assert "and b uses it already" in second.problem
-    parsed = SubscriptionParser().read(OutboxRelay.model_validate(outbox_relay()), found)
-    assert [each.subscription is not None for each in parsed] == [False, True, True]
+    assert parser.read(found)[1] is valid

@@ -46,8 +46,6 @@ def test_the_documented_manifest_is_read(documented: Manifests) -> None:
     assert subscription.spec.sink.chosen is subscription.spec.sink.kafka
     assert subscription.spec.sink.kafka.bootstrap_servers == ("kafka:9092",)
     assert subscription.spec.sink.kafka.config_secret_ref is None
-    assert subscription.spec.schemas is not None
-    assert subscription.spec.schemas.config_map_ref.name == "order-schemas"
     assert subscription.spec.delivery.dead_letter is not None
     assert subscription.spec.delivery.dead_letter.topic == "orders.dead"
     assert billing.spec.idempotency is not None
@@ -75,7 +73,7 @@ def test_the_documented_relay_fields_are_the_defaults(documented: Manifests, min
 def test_the_documented_subscription_fields_are_the_defaults(documented: Manifests, minimal: Manifests) -> None:
     written, plain = (manifests.subscriptions[0].manifest()["spec"] for manifests in (documented, minimal))
     written["filter"].pop("eventTypes"), plain["filter"].pop("eventTypes")
-    written["delivery"].pop("deadLetter"), written.pop("schemas")
+    written["delivery"].pop("deadLetter")
     assert (written["delivery"].pop("batchSize"), written["delivery"].pop("maxAttempts")) == (500, 25)
     assert written == plain
 

@@ -190,13 +190,6 @@ def test_a_subscription_may_refer_to_a_relay_with_an_invalid_spec() -> None:
     ]
 
 
-def test_rows_tracking_serves_one_subscription() -> None:
-    relay = edited(RELAY, spec={"database": {"url": "postgresql://h/db"}, "outbox": {"tracking": "Rows"}})
-    read_documents([("a", relay), ("b", SUBSCRIPTION)])
-    (problem,) = problems(relay, SUBSCRIPTION, edited(SUBSCRIPTION, metadata={"name": "second"}))
-    assert '"orders" has tracking Rows, which serves one subscription, and out uses it already' in problem
-
-
 def test_field_names_that_are_no_strings_are_refused() -> None:
     (problem,) = problems(edited(RELAY, spec={"database": {"url": "postgresql://h/db"}, 1: 2}))
     assert problem == "orders.yaml, document 1: spec[1]: field names must be strings: put this one in quotes"

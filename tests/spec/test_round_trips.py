@@ -92,17 +92,6 @@ sinks = st.one_of(
     st.fixed_dictionaries(
         {"project": st.just("acme"), "topic": st.just("orders")}, optional={"credentialsSecretRef": secret_keys}
     ).map(lambda pubsub: {"pubsub": pubsub}),
-    st.just(
-        {
-            "http": {
-                "url": "https://h/hook?a=b",
-                "headers": {"X-Tenant": "1"},
-                "signingSecretRef": {"name": "s", "key": "k"},
-            }
-        }
-    ),
-    redis.map(lambda connection: {"redis": {**connection, "stream": "orders", "maxLength": 1000}}),
-    connections.map(lambda connection: {"postgres": {**connection, "table": "public.inbox"}}),
     sometimes(path=words).map(lambda log: {"log": log}),
     st.just(
         {"custom": {"type": "nats", "config": {"servers": ["n:1"], "deep": {"a": 1}}, "configSecretRef": {"name": "n"}}}
@@ -127,7 +116,6 @@ subscription_specs = st.fixed_dictionaries(
         "ordering": st.sampled_from(["Key", "None"]),
         "start": starts,
         "format": st.sampled_from(["CloudEvents", "CloudEventsJson", "Outbox", "Raw"]),
-        "schemas": st.just({"configMapRef": {"name": "schemas"}}),
         "delivery": sometimes(
             batchSize=st.integers(1, 10_000),
             maxAttempts=st.integers(1, 1000),

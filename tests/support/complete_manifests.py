@@ -13,10 +13,10 @@ _KEY = {"name": "some-secret", "key": "url"}
 _RELAY_SPEC: Body = {
     "database": {"urlSecretRef": _KEY, "pooler": "Direct"},
     "outbox": {
-        "tracking": "Rows",
+        "tracking": "Log",
         "table": "public.outbox",
         "columns": {
-            "preset": "rows",
+            "preset": "debezium",
             "id": "id",
             "eventId": "id",
             "eventType": "event_type",
@@ -29,9 +29,6 @@ _RELAY_SPEC: Body = {
             "tags": "tags",
             "traceparent": "trace",
             "createdAt": "created_at",
-            "publishedAt": "published_at",
-            "attemptCount": "attempt_count",
-            "lastError": "last_error",
         },
         "manageSchema": False,
         "retention": {"after": "24h", "policy": "Drop", "maxAge": "720h", "maxBytes": "10Gi"},
@@ -70,7 +67,6 @@ _SUBSCRIPTION_SPEC: Body = {
     "ordering": "None",
     "start": {"from": "Time", "time": "2026-01-31T12:00:00Z"},
     "format": "Raw",
-    "schemas": {"configMapRef": {"name": "order-schemas"}},
     "delivery": {
         "batchSize": 100,
         "maxAttempts": 5,
@@ -131,18 +127,10 @@ _SINKS: dict[str, Body] = {
         "configSecretRef": {"name": "kafka-secrets"},
     },
     "pubsub": {"project": "acme", "topic": "orders", "endpoint": "localhost:8085", "credentialsSecretRef": _KEY},
-    "http": {
-        "url": "https://example.com/hook?tenant=1",
-        "headers": {"X-Tenant": "1"},
-        "headersSecretRef": {"name": "headers"},
-        "signingSecretRef": _KEY,
-    },
-    "redis": {"urlSecretRef": _KEY, "stream": "orders", "maxLength": 100000},
-    "postgres": {"urlSecretRef": _KEY, "table": "public.inbox"},
     "log": {"path": "/tmp/events"},
     "custom": {"type": "nats", "config": {"servers": ["n:4222"]}, "configSecretRef": {"name": "nats"}},
 }
-_WITH_TOPICS = ("kafka", "pubsub", "redis", "log", "custom")
+_WITH_TOPICS = ("kafka", "pubsub", "log", "custom")
 
 
 def _body(kind: str, name: str, spec: Body) -> Body:
@@ -162,10 +150,8 @@ COMPLETE_RELAYS: list[Body] = [
 ]
 COMPLETE_SUBSCRIPTIONS: list[Body] = [
     *(_subscription(kind, sink) for kind, sink in _SINKS.items()),
-    _subscription("redis", {"url": "redis://redis:6379/0", "stream": "orders"}),
-    _subscription("postgres", {"url": "postgresql://relay@db/shop", "table": "public.inbox"}),
-    _subscription("http", {"urlSecretRef": _KEY}, start={"from": "Latest"}),
     _subscription("pull", {}, delivery={"groupBy": ["tenant", "user"], "maxGroup": 500, "noHandler": "Ignore"}),
+    _subscription("log", {}, start={"from": "Latest"}),
     _subscription("log", {}, start={"from": "Position", "position": 2**63 - 1}),
     *(
         _body("EventSubscription", "billing", {**_CONSUMED_SPEC, "source": source, "idempotency": store})

@@ -39,15 +39,12 @@ class Tracking(StrEnum):
 
     LOG = "Log"
     """Append-only table; each subscription has its own cursors."""
-    ROWS = "Rows"
-    """Marks on the row (published_at, attempt_count); one subscription per table."""
 
 
 class ColumnsPreset(StrEnum):
     """Named column layouts."""
 
     MAILBOAT = "mailboat"
-    ROWS = "rows"
     DEBEZIUM = "debezium"
 
 
@@ -100,9 +97,9 @@ class Columns(Model):
 
     preset: ColumnsPreset | None = Field(
         default=None,
-        description="Layout to start from: mailboat (columns are called as the fields are, in snake_case), debezium "
+        description="Layout to start from: mailboat (columns have the names of the fields, in snake_case) or debezium "
         "(id: position, eventId: id, eventType: type, aggregateType: aggregatetype, aggregateId and key: aggregateid; "
-        "the others as mailboat) or rows (not in this release). Default: none, mailboat for Log and rows for Rows.",
+        "the others as mailboat). Default: none, mailboat.",
     )
     id: ColumnName | None = Field(default=None, description="Position of the event. Default: the preset's.")
     event_id: ColumnName | None = Field(default=None, description="Identity of the event. Default: the preset's.")
@@ -118,13 +115,6 @@ class Columns(Model):
     created_at: ColumnName | None = Field(
         default=None, description="When the event was written. Default: the preset's."
     )
-    published_at: ColumnName | None = Field(
-        default=None, description="Rows only: when the event was published. Default: the preset's."
-    )
-    attempt_count: ColumnName | None = Field(
-        default=None, description="Rows only: attempts so far. Default: the preset's."
-    )
-    last_error: ColumnName | None = Field(default=None, description="Rows only: last failure. Default: the preset's.")
 
 
 _SOME_SIZE: Final = Predicate(
@@ -183,38 +173,16 @@ class Retention(Model):
 class Outbox(Model):
     """The table that applications insert events into."""
 
-    constraints = (
-        *(
-            Constraint(
-                f"columns.{mark}",
-                "is for tracking Rows only, which is not in this release: remove it",
-                equals("tracking", "Rows") | absent(f"columns.{mark}"),
-            )
-            for mark in ("publishedAt", "attemptCount", "lastError")
-        ),
-        Constraint(
-            "columns.preset",
-            "rows goes with tracking Rows, which is not in this release: use mailboat or debezium",
-            equals("tracking", "Rows") | absent("columns.preset") | differs("columns.preset", "rows"),
-        ),
-        Constraint(
-            "columns.preset",
-            "mailboat goes with tracking Log: set tracking: Log, the only one in this release",
-            equals("tracking", "Log") | absent("columns.preset") | differs("columns.preset", "mailboat"),
-        ),
-    )
-
     tracking: Tracking = Field(
         default=Tracking.LOG,
-        description="How progress is kept: Log (cursors beside an append-only table) or Rows (marks on the row; not in "
-        "this release). Default: Log.",
+        description="How progress is stored: Log (cursors beside an append-only table). Default: Log.",
     )
     table: TableName = Field(
         default="mailboat.outbox", description="The table, as schema.table. Default: mailboat.outbox."
     )
     columns: Columns = Field(
         default_factory=Columns,
-        description="Names of columns of an existing table. Default: the tracking's own layout.",
+        description="Names of columns of an existing table. Default: the layout of mailboat.outbox.",
     )
     manage_schema: bool = Field(
         default=True,
@@ -232,10 +200,7 @@ class Outbox(Model):
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
         yield from super().admission_rules()
-        for fixed in ("tracking", "table"):
-            yield unchangeable(
-                fixed, "progress is kept by it; create another OutboxRelay with subscriptions of its own"
-            )
+        yield unchangeable("table", "progress is kept by it; create another OutboxRelay with subscriptions of its own")
 
 
 class Wake(Model):

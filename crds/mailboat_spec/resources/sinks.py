@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
@@ -24,12 +24,10 @@ from mailboat_spec.formats import (
     NonEmpty,
     PubSubProject,
     PubSubTopic,
-    TableName,
 )
 from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, secret_names
 from mailboat_spec.references import OptionalSecretRef, SecretKeyRef, UsesSecrets
 from mailboat_spec.resources import kafka_settings
-from mailboat_spec.resources.connections import Connection
 
 _MAX_SETTINGS: Final = 256
 
@@ -138,48 +136,6 @@ class PubSubSink(PubSubService):
     topic: PubSubTopic = Field(description="Topic that events are published to, without projects/.../topics/.")
 
 
-class HttpSink(Connection):
-    """A webhook: one POST per event."""
-
-    schemes: ClassVar[tuple[str, ...]] = ("https", "http")
-
-    headers: Annotated[Mapping[str, str], WithoutSecrets("headersSecretRef: {name: ...}")] = Field(
-        default_factory=dict,
-        description="Headers sent with every request. Secrets (Authorization, ...) go into headersSecretRef. "
-        "Default: none.",
-    )
-    headers_secret_ref: OptionalSecretRef = Field(
-        default=None, description="Secret whose keys are further headers, for example Authorization. Default: none."
-    )
-    signing_secret_ref: SecretKeyRef | None = Field(
-        default=None,
-        description="Key of a Secret that holds the secret of the Standard Webhooks signature. Default: none, "
-        "unsigned.",
-    )
-
-
-class RedisSink(Connection):
-    """A Redis (or Valkey) stream."""
-
-    schemes: ClassVar[tuple[str, ...]] = ("rediss", "redis")
-
-    stream: NonEmpty = Field(description="Key of the stream that events are added to.")
-    max_length: int | None = Field(
-        default=None,
-        strict=True,
-        ge=1,
-        description="Entries that the stream is trimmed to, approximately. Default: none, never trimmed.",
-    )
-
-
-class PostgresSink(Connection):
-    """A table in another Postgres database."""
-
-    schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
-
-    table: TableName = Field(description="Table that events are inserted into, as schema.table.")
-
-
 class LogSink(UsesSecrets):
     """JSON lines, for trying things out."""
 
@@ -215,7 +171,7 @@ class PullSink(UsesSecrets):
 
 _KEEP_ONE: Final = "keep one, and give each other one a subscription of its own"
 
-AnySink = KafkaSink | PubSubSink | HttpSink | RedisSink | PostgresSink | LogSink | CustomSink | PullSink
+AnySink = KafkaSink | PubSubSink | LogSink | CustomSink | PullSink
 
 
 class Sink(Model):
@@ -230,18 +186,6 @@ class Sink(Model):
         default=None,
         description="A topic of Google Cloud Pub/Sub. The event's key is the ordering key; subscriptions must have "
         "message ordering enabled to make use of it. Default: none.",
-    )
-    http: HttpSink | None = Field(
-        default=None,
-        description="A webhook: one POST per event, signed where signingSecretRef says so. 2xx is success, Retry-After "
-        "is respected, 410 Gone pauses the subscription. Not in this release. Default: none.",
-    )
-    redis: RedisSink | None = Field(
-        default=None, description="A stream of Redis or Valkey: one XADD per event. Not in this release. Default: none."
-    )
-    postgres: PostgresSink | None = Field(
-        default=None,
-        description="A table in another Postgres database: one row per event. Not in this release. Default: none.",
     )
     log: LogSink | None = Field(
         default=None,

@@ -13,7 +13,7 @@ from mailboat_spec.cel_rules import AS_SET, Rule, RuleReason, unchangeable
 from mailboat_spec.constraints import Constraint, Refusal, absent, differs, equals, given
 from mailboat_spec.formats import NonEmpty
 from mailboat_spec.patterns import Pattern
-from mailboat_spec.references import ConfigMapRef, RelayRef
+from mailboat_spec.references import RelayRef
 from mailboat_spec.resources.delivery import Delivery
 from mailboat_spec.resources.idempotency import Idempotency
 from mailboat_spec.resources.resource import Resource
@@ -173,19 +173,11 @@ class Start(Model):
     )
 
 
-class Schemas(Model):
-    """Registry of event types with their destinations and payload schemas."""
-
-    config_map_ref: ConfigMapRef = Field(description="ConfigMap with one entry per event type, as JSON Schema.")
-
-
 class ConsumerRuntime(StrEnum):
     """Where the handlers of a source's events run."""
 
     IN_PROCESS = "InProcess"
     """In the application, with the Python kit. The operator only reads its status."""
-    SIDECAR = "Sidecar"
-    DEPLOYMENT = "Deployment"
 
 
 class EventSubscriptionSpec(Model):
@@ -204,8 +196,8 @@ class EventSubscriptionSpec(Model):
     )
     runtime: ConsumerRuntime | None = Field(
         default=None,
-        description="Source only: where handlers run. InProcess: in the application, with the Python kit. Sidecar and "
-        "Deployment are not in this release. Default: none, which means InProcess with source.",
+        description="Source only: where handlers run: InProcess (in the application, with the Python kit). Default: "
+        "none, which means InProcess with source.",
     )
     concurrency: int | None = Field(
         default=None,
@@ -238,11 +230,6 @@ class EventSubscriptionSpec(Model):
         default=Format.CLOUD_EVENTS,
         description="What messages look like: CloudEvents (binary mode), CloudEventsJson (structured mode), Outbox "
         "(headers named like the columns of the outbox) or Raw. Default: CloudEvents.",
-    )
-    schemas: Schemas | None = Field(
-        default=None,
-        description="Registry of event types and their schemas. Not in this release. Default: none, nothing is "
-        "validated.",
     )
     delivery: Delivery = Field(
         default_factory=Delivery, description="How hard to try. Default: 25 attempts, 4 with a pull sink."

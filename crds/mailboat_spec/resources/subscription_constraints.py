@@ -32,13 +32,8 @@ SOURCE_CONSTRAINTS: Final = (
     ),
     Constraint(
         "sink",
-        "must be pull: {} with source: other sinks of a broker's events are not in this release",
+        "must be pull: {} with source: the handlers of the application take the events",
         _OUTBOX | given("sink.pull"),
-    ),
-    Constraint(
-        "runtime",
-        "must be InProcess: the others are not in this release",
-        absent("runtime") | equals("runtime", "InProcess"),
     ),
     *(
         Constraint(field, _SOURCE_ONLY, _SOURCE | absent(field))
@@ -84,7 +79,7 @@ SOURCE_CONSTRAINTS: Final = (
     ),
     Constraint(
         "delivery.onExhausted",
-        "must be DeadLetter with source: Block is not in this release",
+        "must be DeadLetter with source: consumers do not block keys",
         _OUTBOX | equals("delivery.onExhausted", "DeadLetter"),
     ),
 )
@@ -111,13 +106,10 @@ DEAD_LETTER_CONSTRAINTS: Final = (
         _SOURCE | absent(_DEAD_LETTER) | given(_TOPIC),
         RuleReason.REQUIRED,
     ),
-    *(
-        Constraint(
-            _DEAD_LETTER,
-            f"a sink of kind {kind} has no topics: remove it (dead letters are kept in mailboat.dead_letters)",
-            _SOURCE | absent(f"sink.{kind}") | absent(_DEAD_LETTER),
-        )
-        for kind in ("http", "postgres", "pull")
+    Constraint(
+        _DEAD_LETTER,
+        "a sink of kind pull has no topics: remove it (dead letters are kept in mailboat.dead_letters)",
+        _SOURCE | absent("sink.pull") | absent(_DEAD_LETTER),
     ),
     *(
         Constraint(
@@ -125,7 +117,7 @@ DEAD_LETTER_CONSTRAINTS: Final = (
             "is the topic of the sink or source itself: dead letters need another one",
             absent(own.rpartition(".")[0]) | absent(_TOPIC) | unlike(_TOPIC, own),
         )
-        for own in ("sink.kafka.topic", "sink.pubsub.topic", "sink.redis.stream", "source.kafka.topic")
+        for own in ("sink.kafka.topic", "sink.pubsub.topic", "source.kafka.topic")
     ),
     *(
         Constraint(

@@ -20,9 +20,8 @@ from mailboat_operator.resources.configmap import (
     item,
     last_valid_form,
 )
-from mailboat_operator.resources.pod import relay_of
-from mailboat_spec import EventSubscription, OutboxRelay, SpecError, Tracking
-from mailboat_spec.documents import read_document, serves_another
+from mailboat_spec import EventSubscription, OutboxRelay, SpecError
+from mailboat_spec.documents import read_document
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,34 +89,22 @@ class SubscriptionParser:
     """Parser for the subscriptions of one relay, with a cache."""
 
     def __init__(self) -> None:
-        self._cache: dict[str, tuple[object, ParsedSubscription]] = {}
-        """By uid: the result, with everything that it depends on."""
+        self._cache: dict[tuple[str, str], ParsedSubscription] = {}
+        """By uid and resource version."""
 
-    def read(self, relay: OutboxRelay | None, found: Sequence[Object]) -> list[ParsedSubscription]:
-        """Parse each subscription. If the relay serves only one, all after the first valid one are refused."""
-        serves_one = relay is not None and relay.spec.outbox.tracking is Tracking.ROWS
-        read: dict[str, tuple[object, ParsedSubscription]] = {}
-        first = ""
+    def read(self, found: Sequence[Object]) -> list[ParsedSubscription]:
+        """Parse each subscription."""
+        read = {}
         for each in found:
-            metadata = each["metadata"]
-            mark = (metadata["resourceVersion"], first)
-            cached = self._cache.get(metadata["uid"])
-            result = cached[1] if cached is not None and cached[0] == mark else _read_subscription(each, first)
-            read[metadata["uid"]] = (mark, result)
-            if serves_one and not first and result.subscription is not None:
-                first = metadata["name"]
+            version = (each["metadata"]["uid"], each["metadata"]["resourceVersion"])
+            read[version] = self._cache.get(version) or _read_subscription(each)
         self._cache = read
-        return [result for _, result in read.values()]
+        return list(read.values())
 
 
-def _read_subscription(found: Object, first: str) -> ParsedSubscription:
+def _read_subscription(found: Object) -> ParsedSubscription:
     parsed = parse_subscription(found)
-    if parsed.subscription is None:
-        return parsed
-    if first:
-        problem = f"spec.relayRef.name: {serves_another(str(relay_of(found)), first)}"
-        return ParsedSubscription(found, None, problem)
-    return replace(parsed, item=item(parsed.subscription))
+    return parsed if parsed.subscription is None else replace(parsed, item=item(parsed.subscription))
 
 
 def _problem(error: SpecError) -> str:

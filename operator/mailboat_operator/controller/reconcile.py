@@ -127,7 +127,7 @@ class Reconciler:
         parser = self._parsers.setdefault(key, SubscriptionParser())
 
         def subscriptions() -> list[ObservedSubscription]:
-            return [self._observed(key, each, written, answers) for each in parser.read(relay, resources)]
+            return [self._observed(key, each, written, answers) for each in parser.read(resources)]
 
         observed = await asyncio.to_thread(subscriptions)  # parsing many subscriptions takes seconds
         return Observation(key, found, relay, problem, written, observed, pods, polled, answers)

@@ -18,13 +18,8 @@ import yaml
 
 from mailboat.errors import ConfigError
 from mailboat_spec import (
-    EventSubscription,
     Manifests,
-    OutboxRelay,
-    Problem,
     SpecError,
-    Tracking,
-    full_name,
     read_documents,
 )
 from mailboat_spec.wire_format import unpack
@@ -40,7 +35,6 @@ _MOST_NODES: Final = 100_000
 _MOST_MARKS: Final = 400_000
 """Maximum number of commas and brackets in JSON. Each may cost a hundred bytes of memory; eight thousand subscriptions
 have fewer."""
-_SINKS_TO_COME: Final = ("http", "redis", "postgres")
 
 
 Documents = list[tuple[str, object]]
@@ -49,11 +43,7 @@ Documents = list[tuple[str, object]]
 
 def load(paths: Sequence[Path], *, needs_relay: bool = True) -> Manifests:
     """Load the resources of all files and folders. Raise ``ConfigError`` with all problems."""
-    manifests = checked(documents_in(paths), ", ".join(str(path) for path in paths), needs_relay=needs_relay)
-    resources: list[OutboxRelay | EventSubscription] = [*manifests.relays, *manifests.subscriptions]
-    if problems := [problem for resource in resources for problem in not_in_this_release(resource)]:
-        raise ConfigError(str(SpecError(tuple(problems))))
-    return manifests
+    return checked(documents_in(paths), ", ".join(str(path) for path in paths), needs_relay=needs_relay)
 
 
 def documents_in(paths: Sequence[Path]) -> Documents:
@@ -241,21 +231,3 @@ def _children(source: str, node: yaml.Node) -> Iterator[yaml.Node]:
                 seen.add(key.value)
             yield key
             yield value
-
-
-def not_in_this_release(resource: OutboxRelay | EventSubscription) -> Iterator[Problem]:
-    """Return a problem for each field that the schema allows but this release does not implement.
-
-    Refusing such a field is better than ignoring it.
-    """
-    source = f"{resource.kind} {full_name(resource)}"
-    if isinstance(resource, OutboxRelay):
-        if resource.spec.outbox.tracking is Tracking.ROWS:
-            yield Problem(source, "spec.outbox.tracking", "Rows is not there yet: use Log in this release")
-        return
-    kind = resource.spec.sink.kind
-    if kind in _SINKS_TO_COME:
-        message = "is not there yet: use kafka, pubsub, log or a custom sink in this release"
-        yield Problem(source, f"spec.sink.{kind}", message)
-    if resource.spec.schemas is not None:
-        yield Problem(source, "spec.schemas", "schemas are not checked in this release: remove the field")

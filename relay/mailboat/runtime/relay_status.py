@@ -16,7 +16,6 @@ from mailboat.errors import (
     InRecovery,
     MailboatError,
     NoSuchSink,
-    NotInThisRelease,
     SchemaMismatch,
     SecretMissing,
 )
@@ -31,7 +30,6 @@ _NOT_ON_THE_WIRE: Final = {"wire": False}
 _REASONS: Final[tuple[tuple[type[MailboatError], Reason], ...]] = (
     (SecretMissing, Reason.SECRET_NOT_FOUND),
     (NoSuchSink, Reason.SINK_NOT_SUPPORTED),
-    (NotInThisRelease, Reason.SINK_NOT_SUPPORTED),
     (ConfigError, Reason.INVALID_SPEC),
     (SchemaMismatch, Reason.SCHEMA_MISMATCH),
     (ForeignDatabase, Reason.FOREIGN_DATABASE),

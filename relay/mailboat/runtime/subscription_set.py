@@ -16,8 +16,7 @@ from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import Backoff, RetryPolicy
 from mailboat.delivery.checkpoints import CheckpointHook
 from mailboat.delivery.stream import Clock, Stream, StreamSettings
-from mailboat.errors import ConfigError, NotInThisRelease
-from mailboat.runtime.manifest_files import not_in_this_release
+from mailboat.errors import ConfigError
 from mailboat.runtime.relay_status import reason_for
 from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import Sink, SinkContext
@@ -30,7 +29,6 @@ from mailboat_spec import (
     Ordering,
     Reason,
     SecretKeyRef,
-    SpecError,
     full_name,
 )
 
@@ -115,8 +113,6 @@ def rebuild_subscriptions(
     for resource in subscriptions:
         name = full_name(resource)
         try:
-            if problems := tuple(not_in_this_release(resource)):
-                raise NotInThisRelease(str(SpecError(problems)))
             parts[name] = _build(resource, secrets, before.parts.get(name))
         except ConfigError as error:
             failed[name] = InvalidSubscription(resource, str(error), reason_for(error))
