@@ -74,7 +74,7 @@ SUBSCRIPTIONS = """\
 NAME                 READY   SOURCE          SINK    PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE
 billing              True    kafka/orders    pull    12           214       2h       3      Consuming         *
 orders-to-kafka      True    outbox/orders   kafka   8            12                 0      Delivering        *
-orders-to-shop       False   outbox/orders   http    32           100000+   1h30m    3      SinkUnavailable   *
+orders-to-shop       False   outbox/orders   custom  32           100000+   1h30m    3      SinkUnavailable   *
 payments-to-pubsub                                                                                            *
 """
 
@@ -85,7 +85,7 @@ billing              True    kafka/orders    pull    12           214       2h  
 0        0
 orders-to-kafka      True    outbox/orders   kafka   8            12                 0      Delivering        *     \
 0        830.5
-orders-to-shop       False   outbox/orders   http    32           100000+   1h30m    3      SinkUnavailable   *     \
+orders-to-shop       False   outbox/orders   custom  32           100000+   1h30m    3      SinkUnavailable   *     \
 7        0                   503 Service Unavailable
 payments-to-pubsub                                                                                            *
 """
