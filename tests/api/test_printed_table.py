@@ -71,23 +71,23 @@ STATUSES = {
 }  # fmt: skip
 
 SUBSCRIPTIONS = """\
-NAME                 READY   SOURCE          SINK    PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE
-billing              True    kafka/orders    pull    12           214       2h       3      Consuming         *
-orders-to-kafka      True    outbox/orders   kafka   8            12                 0      Delivering        *
-orders-to-shop       False   outbox/orders   custom  32           100000+   1h30m    3      SinkUnavailable   *
-payments-to-pubsub                                                                                            *
+NAME                 READY   SOURCE          SINK     PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE
+billing              True    kafka/orders    pull     12           214       2h       3      Consuming         *
+orders-to-kafka      True    outbox/orders   kafka    8            12                 0      Delivering        *
+orders-to-shop       False   outbox/orders   custom   32           100000+   1h30m    3      SinkUnavailable   *
+payments-to-pubsub                                                                                             *
 """
 
 WIDE = """\
-NAME                 READY   SOURCE          SINK    PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE   \
+NAME                 READY   SOURCE          SINK     PARTITIONS   LAG       OLDEST   DEAD   STATUS            AGE   \
 PARKED   RATE    ERROR AGE   LAST ERROR
-billing              True    kafka/orders    pull    12           214       2h       3      Consuming         *     \
+billing              True    kafka/orders    pull     12           214       2h       3      Consuming         *     \
 0        0
-orders-to-kafka      True    outbox/orders   kafka   8            12                 0      Delivering        *     \
+orders-to-kafka      True    outbox/orders   kafka    8            12                 0      Delivering        *     \
 0        830.5
-orders-to-shop       False   outbox/orders   custom  32           100000+   1h30m    3      SinkUnavailable   *     \
+orders-to-shop       False   outbox/orders   custom   32           100000+   1h30m    3      SinkUnavailable   *     \
 7        0                   503 Service Unavailable
-payments-to-pubsub                                                                                            *
+payments-to-pubsub                                                                                             *
 """
 
 RELAYS = """\
