@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
-
 from mailboat_spec.base import StatusModel
 from mailboat_spec.timestamps import Timestamp
 
@@ -172,13 +170,15 @@ class Reason(StrEnum):
 class Condition(StatusModel):
     """metav1.Condition."""
 
-    type: str = Field(description="The question, for example Ready.")
-    status: ConditionStatus = Field(description="The answer: True, False or Unknown.")
-    reason: str = Field(default="", description="The answer for programs: one word in CamelCase. Default: empty.")
-    message: str = Field(default="", description="The answer for people, and what to do next. Default: empty.")
-    last_transition_time: Timestamp | None = Field(
-        default=None, description="When status changed last, RFC 3339. Default: none."
-    )
-    observed_generation: int = Field(
-        default=0, description="Generation of the resource that this was said about. Default: 0."
-    )
+    type: str
+    """The question, for example Ready."""
+    status: ConditionStatus
+    """The answer: True, False or Unknown."""
+    reason: str = ""
+    """The answer for programs: one word in CamelCase. Default: empty."""
+    message: str = ""
+    """The answer for people, and what to do next. Default: empty."""
+    last_transition_time: Timestamp | None = None
+    """When status changed last, RFC 3339. Default: none."""
+    observed_generation: int = 0
+    """Generation of the resource that this was said about. Default: 0."""

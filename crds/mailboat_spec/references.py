@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
+from pydantic import BeforeValidator, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -16,14 +16,17 @@ from mailboat_spec.formats import DnsLabel, DnsSubdomain, SecretKey
 class SecretKeyRef(Model):
     """One value inside a Secret."""
 
-    name: DnsSubdomain = Field(description="Name of the Secret, in the namespace of this resource.")
-    key: SecretKey = Field(description="Key inside the Secret whose value is used.")
+    name: DnsSubdomain
+    """Name of the Secret, in the namespace of this resource."""
+    key: SecretKey
+    """Key inside the Secret whose value is used."""
 
 
 class SecretRef(Model):
     """A whole Secret: every key of it counts."""
 
-    name: DnsSubdomain = Field(description="Name of the Secret, in the namespace of this resource.")
+    name: DnsSubdomain
+    """Name of the Secret, in the namespace of this resource."""
 
 
 class UsesSecrets(Model):
@@ -38,13 +41,15 @@ class UsesSecrets(Model):
 class ConfigMapRef(Model):
     """A whole ConfigMap."""
 
-    name: DnsSubdomain = Field(description="Name of the ConfigMap, in the namespace of this resource.")
+    name: DnsSubdomain
+    """Name of the ConfigMap, in the namespace of this resource."""
 
 
 class RelayRef(Model):
     """The relay that a subscription belongs to."""
 
-    name: DnsLabel = Field(description="Name of the OutboxRelay, in the namespace of this resource.")
+    name: DnsLabel
+    """Name of the OutboxRelay, in the namespace of this resource."""
 
 
 def _empty_is_absent(value: object) -> object:

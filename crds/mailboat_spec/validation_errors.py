@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from mailboat_spec.base import Model
+from mailboat_spec.base import Model, one_line
 from mailboat_spec.constraints import Refused
 from mailboat_spec.field_paths import Step, field_at, model_at, nearest, paths_to, spelled, type_at, yaml_fields
 
@@ -99,7 +99,7 @@ def _message(model: type[Model], path: tuple[Step, ...], detail: ErrorDetails) -
             return _unknown_field(model, path)
         case "missing":
             field = field_at(model, path)
-            first = field.description.partition(". ")[0].rstrip(".") if field and field.description else ""
+            first = one_line(field.description).partition(". ")[0].rstrip(".") if field and field.description else ""
             return f"is required: {first}." if first else "is required"
         case "enum":
             return choice_message(given, _values(type_at(model, path)))

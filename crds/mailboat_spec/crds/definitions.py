@@ -111,9 +111,8 @@ def object_schema(model: type[Resource]) -> Schema:
             "type": "string",
         }
     fields["metadata"] = {"type": "object", "properties": {"name": {"type": "string"}}}
-    status = model.model_fields["status"]
     fields["status"] = {
-        "description": status.description,
+        "description": fields["status"]["description"],
         **{name: value for name, value in _status_schema(model).items() if name != "description"},
     }
     return {**whole, "required": ["spec"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from mailboat_spec.cel_rules import Rule, RuleReason, text, unless_given
 from mailboat_spec.constraints import exactly_one
@@ -27,16 +27,11 @@ class Connection(UsesSecrets):
         both="has both url and urlSecretRef: remove one of them",
     )
 
-    url: NonEmpty | None = Field(
-        default=None,
-        description="URL of the server, without a password. Default: none; a URL with a password goes into "
-        "urlSecretRef.",
-    )
-    url_secret_ref: SecretKeyRef | None = Field(
-        default=None,
-        description="Key of a Secret that holds the URL of the server, password included. Default: none; either this "
-        "or url is needed.",
-    )
+    url: NonEmpty | None = None
+    """URL of the server, without a password. Default: none; a URL with a password goes into urlSecretRef."""
+    url_secret_ref: SecretKeyRef | None = None
+    """Key of a Secret that holds the URL of the server, password included. Default: none; either this or url is
+    needed."""
 
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:

@@ -33,22 +33,19 @@ _SET_BY_SERVERS: Final = frozenset(
 class Metadata(Model):
     """Identity of a resource."""
 
-    name: DnsLabel = Field(description="Name of the resource, unique within its namespace and kind.")
-    namespace: DnsLabel = Field(
-        default=DEFAULT_NAMESPACE, description=f"Namespace of the resource. Default: {DEFAULT_NAMESPACE}."
-    )
-    labels: Mapping[str, str] = Field(default_factory=dict, description="Labels of the resource. Default: none.")
-    annotations: Mapping[str, str] = Field(
-        default_factory=dict, description="Annotations of the resource. Default: none."
-    )
-    uid: str = Field(
-        default="",
-        description="Identity given by the API server: a resource created again under the same name is another one. "
-        "Default: empty, outside Kubernetes.",
-    )
-    generation: int = Field(
-        default=0, strict=True, ge=0, description="Counts changes of the spec. Default: 0, outside Kubernetes."
-    )
+    name: DnsLabel
+    """Name of the resource, unique within its namespace and kind."""
+    namespace: DnsLabel = DEFAULT_NAMESPACE
+    """Namespace of the resource. Default: default."""
+    labels: Mapping[str, str] = Field(default_factory=dict)
+    """Labels of the resource. Default: none."""
+    annotations: Mapping[str, str] = Field(default_factory=dict)
+    """Annotations of the resource. Default: none."""
+    uid: str = ""
+    """Identity given by the API server: a resource created again under the same name is another one. Default: empty,
+    outside Kubernetes."""
+    generation: int = Field(default=0, strict=True, ge=0)
+    """Counts changes of the spec. Default: 0, outside Kubernetes."""
 
     @model_validator(mode="before")
     @classmethod

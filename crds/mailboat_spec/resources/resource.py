@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Final, Literal
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
+from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from mailboat_spec.base import Model
 from mailboat_spec.cel_rules import Rule
@@ -23,10 +23,10 @@ class Resource(Model):
     names_a_service: ClassVar[bool] = False
     """Whether a Service is named after the resource: a Service's name can't begin with a digit."""
 
-    api_version: Literal["mailboat.dev/v1alpha1"] = Field(
-        default="mailboat.dev/v1alpha1", description="Always mailboat.dev/v1alpha1. Default: mailboat.dev/v1alpha1."
-    )
-    metadata: Metadata = Field(description="Who the resource is: its name and namespace.")
+    api_version: Literal["mailboat.dev/v1alpha1"] = "mailboat.dev/v1alpha1"
+    """Always mailboat.dev/v1alpha1. Default: mailboat.dev/v1alpha1."""
+    metadata: Metadata
+    """Who the resource is: its name and namespace."""
 
     def wrong_combinations(self) -> Iterator[Refusal]:
         if len(self.metadata.name) > self.max_name:

@@ -92,50 +92,41 @@ class KafkaSettings(WithoutSecrets):
 class KafkaServers(UsesSecrets):
     """Address and login of Apache Kafka, or of another server with its protocol. Sinks and sources have them."""
 
-    bootstrap_servers: tuple[HostAndPort, ...] = Field(
-        min_length=1,
-        max_length=64,
-        description="Brokers to ask first, each as host:port.",
-        json_schema_extra=AS_SET,
-    )
-    config_secret_ref: OptionalSecretRef = Field(
-        default=None,
-        description="Secret whose keys are further settings of librdkafka, by the same rules, for example "
-        "sasl.password. Default: none.",
-    )
+    bootstrap_servers: tuple[HostAndPort, ...] = Field(min_length=1, max_length=64, json_schema_extra=AS_SET)
+    """Brokers to ask first, each as host:port."""
+    config_secret_ref: OptionalSecretRef = None
+    """Secret whose keys are further settings of librdkafka, by the same rules, for example sasl.password. Default:
+    none."""
 
 
 class KafkaSink(KafkaServers):
     """Apache Kafka, or another server with its protocol."""
 
-    topic: KafkaTopic = Field(description="Topic that events are produced to.")
-    config: Annotated[Mapping[str, str], KafkaSettings("configSecretRef: {name: ...}")] = Field(
-        default_factory=dict,
-        description="Settings of librdkafka, each value in quotes, for example security.protocol: SASL_SSL. Those that "
-        "run commands, read files or weaken guarantees are refused. Secrets go into configSecretRef. Default: none.",
-    )
+    topic: KafkaTopic
+    """Topic that events are produced to."""
+    config: Annotated[Mapping[str, str], KafkaSettings("configSecretRef: {name: ...}")] = Field(default_factory=dict)
+    """Settings of librdkafka, each value in quotes, for example security.protocol: SASL_SSL. Those that run commands,
+    read files or weaken guarantees are refused. Secrets go into configSecretRef. Default: none."""
 
 
 class PubSubService(UsesSecrets):
     """Project, address and login of Google Cloud Pub/Sub. Sinks and sources have them."""
 
-    project: PubSubProject = Field(description="Id of the Google Cloud project.")
-    endpoint: HostAndPort | None = Field(
-        default=None,
-        description="host:port of the service where it is not the global one (a region, an emulator). Default: none, "
-        "the global one, or PUBSUB_EMULATOR_HOST where that is set.",
-    )
-    credentials_secret_ref: SecretKeyRef | None = Field(
-        default=None,
-        description="Key of a Secret that holds a service account's JSON key. Default: none, the credentials of the "
-        "environment (workload identity).",
-    )
+    project: PubSubProject
+    """Id of the Google Cloud project."""
+    endpoint: HostAndPort | None = None
+    """host:port of the service where it is not the global one (a region, an emulator). Default: none, the global one,
+    or PUBSUB_EMULATOR_HOST where that is set."""
+    credentials_secret_ref: SecretKeyRef | None = None
+    """Key of a Secret that holds a service account's JSON key. Default: none, the credentials of the environment
+    (workload identity)."""
 
 
 class PubSubSink(PubSubService):
     """Google Cloud Pub/Sub."""
 
-    topic: PubSubTopic = Field(description="Topic that events are published to, without projects/.../topics/.")
+    topic: PubSubTopic
+    """Topic that events are published to, without projects/.../topics/."""
 
 
 class HttpSink(Connection):
@@ -143,19 +134,12 @@ class HttpSink(Connection):
 
     schemes: ClassVar[tuple[str, ...]] = ("https", "http")
 
-    headers: Annotated[Mapping[str, str], WithoutSecrets("headersSecretRef: {name: ...}")] = Field(
-        default_factory=dict,
-        description="Headers sent with every request. Secrets (Authorization, ...) go into headersSecretRef. "
-        "Default: none.",
-    )
-    headers_secret_ref: OptionalSecretRef = Field(
-        default=None, description="Secret whose keys are further headers, for example Authorization. Default: none."
-    )
-    signing_secret_ref: SecretKeyRef | None = Field(
-        default=None,
-        description="Key of a Secret that holds the secret of the Standard Webhooks signature. Default: none, "
-        "unsigned.",
-    )
+    headers: Annotated[Mapping[str, str], WithoutSecrets("headersSecretRef: {name: ...}")] = Field(default_factory=dict)
+    """Headers sent with every request. Secrets (Authorization, ...) go into headersSecretRef. Default: none."""
+    headers_secret_ref: OptionalSecretRef = None
+    """Secret whose keys are further headers, for example Authorization. Default: none."""
+    signing_secret_ref: SecretKeyRef | None = None
+    """Key of a Secret that holds the secret of the Standard Webhooks signature. Default: none, unsigned."""
 
 
 class RedisSink(Connection):
@@ -163,13 +147,10 @@ class RedisSink(Connection):
 
     schemes: ClassVar[tuple[str, ...]] = ("rediss", "redis")
 
-    stream: NonEmpty = Field(description="Key of the stream that events are added to.")
-    max_length: int | None = Field(
-        default=None,
-        strict=True,
-        ge=1,
-        description="Entries that the stream is trimmed to, approximately. Default: none, never trimmed.",
-    )
+    stream: NonEmpty
+    """Key of the stream that events are added to."""
+    max_length: int | None = Field(default=None, strict=True, ge=1)
+    """Entries that the stream is trimmed to, approximately. Default: none, never trimmed."""
 
 
 class PostgresSink(Connection):
@@ -177,40 +158,36 @@ class PostgresSink(Connection):
 
     schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
 
-    table: TableName = Field(description="Table that events are inserted into, as schema.table.")
+    table: TableName
+    """Table that events are inserted into, as schema.table."""
 
 
 class LogSink(UsesSecrets):
     """JSON lines, for trying things out."""
 
-    path: NonEmpty | None = Field(
-        default=None, description="File that lines are appended to. Default: none, standard output."
-    )
+    path: NonEmpty | None = None
+    """File that lines are appended to. Default: none, standard output."""
 
 
 class CustomSink(UsesSecrets):
     """A third-party sink, found by its entry point."""
 
-    type: EntryPointName = Field(description='Name that the sink\'s package registers under "mailboat.sinks".')
+    type: EntryPointName
+    """Name that the sink's package registers under "mailboat.sinks"."""
     config: Annotated[Mapping[str, Any], WithoutSecrets("configSecretRef: {name: ...}")] = Field(
-        default_factory=dict,
-        description="Whatever that sink takes. Secrets go into configSecretRef. Default: none.",
-        json_schema_extra=FREE_FORM,
+        default_factory=dict, json_schema_extra=FREE_FORM
     )
-    config_secret_ref: OptionalSecretRef = Field(
-        default=None, description="Secret whose content is handed to the sink. Default: none."
-    )
+    """Whatever that sink takes. Secrets go into configSecretRef. Default: none."""
+    config_secret_ref: OptionalSecretRef = None
+    """Secret whose content is handed to the sink. Default: none."""
 
 
 class PullSink(UsesSecrets):
     """No destination: applications pull the events."""
 
-    emit_dead_letters: bool = Field(
-        default=False,
-        strict=True,
-        description="Whether each dead letter is emitted into the outbox as an event of type mailboat.dead-letter, for "
-        "another subscription to carry to a topic. Default: false.",
-    )
+    emit_dead_letters: bool = Field(default=False, strict=True)
+    """Whether each dead letter is emitted into the outbox as an event of type mailboat.dead-letter, for another
+    subscription to carry to a topic. Default: false."""
 
 
 _KEEP_ONE: Final = "keep one, and give each other one a subscription of its own"
@@ -221,43 +198,26 @@ AnySink = KafkaSink | PubSubSink | HttpSink | RedisSink | PostgresSink | LogSink
 class Sink(Model):
     """Exactly one destination."""
 
-    kafka: KafkaSink | None = Field(
-        default=None,
-        description="A topic of Apache Kafka, or of anything that speaks its protocol (Redpanda, Event Hubs, ...). Key "
-        "order is kept by Kafka's own partitions: the event's key is the message's key. Default: none.",
-    )
-    pubsub: PubSubSink | None = Field(
-        default=None,
-        description="A topic of Google Cloud Pub/Sub. The event's key is the ordering key; subscriptions must have "
-        "message ordering enabled to make use of it. Default: none.",
-    )
-    http: HttpSink | None = Field(
-        default=None,
-        description="A webhook: one POST per event, signed where signingSecretRef says so. 2xx is success, Retry-After "
-        "is respected, 410 Gone pauses the subscription. Not in this release. Default: none.",
-    )
-    redis: RedisSink | None = Field(
-        default=None, description="A stream of Redis or Valkey: one XADD per event. Not in this release. Default: none."
-    )
-    postgres: PostgresSink | None = Field(
-        default=None,
-        description="A table in another Postgres database: one row per event. Not in this release. Default: none.",
-    )
-    log: LogSink | None = Field(
-        default=None,
-        description="JSON lines on the relay's standard output or in a file, for trying things out; written log: {}. "
-        "Default: none.",
-    )
-    custom: CustomSink | None = Field(
-        default=None,
-        description="A sink of a third party, installed in the relay's image and found by its entry point. "
-        "Default: none.",
-    )
-    pull: PullSink | None = Field(
-        default=None,
-        description="Nowhere: consumers take the events out of the database with mailboat.pull, in the transaction of "
-        "their effects. Relays only report the lag. Written pull: {}. Default: none.",
-    )
+    kafka: KafkaSink | None = None
+    """A topic of Apache Kafka, or of anything that speaks its protocol (Redpanda, Event Hubs, ...). Key order is kept
+    by Kafka's own partitions: the event's key is the message's key. Default: none."""
+    pubsub: PubSubSink | None = None
+    """A topic of Google Cloud Pub/Sub. The event's key is the ordering key; subscriptions must have message ordering
+    enabled to make use of it. Default: none."""
+    http: HttpSink | None = None
+    """A webhook: one POST per event, signed where signingSecretRef says so. 2xx is success, Retry-After is respected,
+    410 Gone pauses the subscription. Not in this release. Default: none."""
+    redis: RedisSink | None = None
+    """A stream of Redis or Valkey: one XADD per event. Not in this release. Default: none."""
+    postgres: PostgresSink | None = None
+    """A table in another Postgres database: one row per event. Not in this release. Default: none."""
+    log: LogSink | None = None
+    """JSON lines on the relay's standard output or in a file, for trying things out; written log: {}. Default: none."""
+    custom: CustomSink | None = None
+    """A sink of a third party, installed in the relay's image and found by its entry point. Default: none."""
+    pull: PullSink | None = None
+    """Nowhere: consumers take the events out of the database with mailboat.pull, in the transaction of their effects.
+    Relays only report the lag. Written pull: {}. Default: none."""
 
     def wrong_combinations(self) -> Iterator[Refusal]:
         given = [name for name in type(self).model_fields if getattr(self, name) is not None]
