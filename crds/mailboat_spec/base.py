@@ -15,8 +15,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from mailboat_spec.cel_rules import RULES, Rule
-from mailboat_spec.constraints import Constraint, Refusal, Refused
+from mailboat_spec.rules import RULES, Constraint, Refusal, Refused, Rule
 
 
 def one_line(docstring: str) -> str:

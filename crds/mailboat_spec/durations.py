@@ -15,8 +15,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from mailboat_spec.cel_rules import RULES, Rule, text
-from mailboat_spec.constraints import Constraint, Predicate, read
+from mailboat_spec.rules import RULES, Constraint, Predicate, Rule, read, text
 
 _NANOSECONDS: Final = {
     "ns": 1,

@@ -14,7 +14,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from mailboat_spec.cel_rules import RULES, Rule, listed, text
+from mailboat_spec.rules import RULES, Rule, listed, text
 
 
 @dataclass(frozen=True, slots=True)

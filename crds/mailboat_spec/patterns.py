@@ -15,7 +15,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from mailboat_spec.cel_rules import RULES, Rule
+from mailboat_spec.rules import RULES, Rule
 
 MAX_LENGTH: Final = 512
 _EMPTY: Final = 'an empty pattern matches nothing: remove it, or write "*" to match everything'

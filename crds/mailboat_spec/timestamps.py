@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, WithJsonSchema
 
-from mailboat_spec.cel_rules import RULES, Rule, text
+from mailboat_spec.rules import RULES, Rule, text
 
 _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 _MESSAGE: Final = 'must be a date, a time and a zone: write it like "2026-01-31T12:00:00Z"'

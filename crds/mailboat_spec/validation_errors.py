@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mailboat_spec.base import Model, one_line
-from mailboat_spec.constraints import Refused
 from mailboat_spec.field_paths import Step, field_at, model_at, nearest, paths_to, spelled, type_at, yaml_fields
+from mailboat_spec.rules import Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,8 +154,8 @@ def test_lists_declare_how_they_are_merged() -> None:
 def test_columns_lead_to_fields(kind: str) -> None:
     known = {path for of, path, _ in FIELDS if of == kind}
     for column in DEFINITIONS[kind].columns:
-        path = tuple(re.sub(r"\[.*?\]", ".items", column.path).strip(".").split("."))
-        assert path in known or path == ("metadata", "creationTimestamp"), column.path
+        path = tuple(re.sub(r"\[.*?\]", ".items", column["jsonPath"]).strip(".").split("."))
+        assert path in known or path == ("metadata", "creationTimestamp"), column["jsonPath"]
 
 
 # ---- names that the CRD rules take for secrets are secrets for the models as well -----

@@ -7,11 +7,10 @@ from typing import ClassVar, Final
 
 from pydantic import field_validator
 
-from mailboat_spec.cel_rules import Rule, RuleReason, text, unless_given
-from mailboat_spec.constraints import exactly_one
 from mailboat_spec.formats import NonEmpty
 from mailboat_spec.redaction import PASSWORD_IN_URL, contains_password
 from mailboat_spec.references import SecretKeyRef, UsesSecrets
+from mailboat_spec.rules import Rule, RuleReason, exactly_one, text, unless_given
 
 _PASSWORD: Final = "holds a password: put the URL in a Secret and refer to it by urlSecretRef"
 

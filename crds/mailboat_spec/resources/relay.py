@@ -9,8 +9,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import Rule, RuleReason, unchangeable
-from mailboat_spec.constraints import Constraint, Predicate, absent, differs, equals, given
 from mailboat_spec.durations import Duration, at_most, between, not_longer
 from mailboat_spec.formats import ColumnName, TableName
 from mailboat_spec.names import MAX_RELAY_NAME
@@ -18,6 +16,7 @@ from mailboat_spec.resources.connections import Connection
 from mailboat_spec.resources.resource import Resource
 from mailboat_spec.resources.status import OutboxRelayStatus
 from mailboat_spec.resources.template import PodTemplate
+from mailboat_spec.rules import Constraint, Predicate, Rule, RuleReason, absent, differs, equals, given, unchangeable
 from mailboat_spec.sizes import Size
 
 DEFAULT_REPLICAS: Final = 2

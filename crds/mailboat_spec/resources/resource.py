@@ -8,10 +8,9 @@ from typing import ClassVar, Final, Literal
 from pydantic import ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import Rule
-from mailboat_spec.constraints import Refusal
 from mailboat_spec.formats import DNS_LABEL
 from mailboat_spec.resources.metadata import Metadata
+from mailboat_spec.rules import Refusal, Rule
 
 _NO_SERVICE: Final = "must begin with a letter: a Service is named after it, and its name may not begin with a digit"
 

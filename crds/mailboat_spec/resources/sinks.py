@@ -15,8 +15,6 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import AS_SET, FREE_FORM, RULES, Rule, RuleReason, listed, text
-from mailboat_spec.constraints import Refusal, Refused
 from mailboat_spec.formats import (
     EntryPointName,
     HostAndPort,
@@ -30,6 +28,7 @@ from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, secret_n
 from mailboat_spec.references import OptionalSecretRef, SecretKeyRef, UsesSecrets
 from mailboat_spec.resources import kafka_settings
 from mailboat_spec.resources.connections import Connection
+from mailboat_spec.rules import AS_SET, FREE_FORM, RULES, Refusal, Refused, Rule, RuleReason, listed, text
 
 _MAX_SETTINGS: Final = 256
 

@@ -9,10 +9,10 @@ from typing import Annotated
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.constraints import exactly_one
 from mailboat_spec.formats import KafkaGroup, KafkaTopic, PubSubSubscription
 from mailboat_spec.resources import kafka_settings
 from mailboat_spec.resources.sinks import KafkaServers, KafkaSettings, PubSubService
+from mailboat_spec.rules import exactly_one
 
 
 class GroupProtocol(StrEnum):

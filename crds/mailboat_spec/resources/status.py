@@ -9,9 +9,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from mailboat_spec.base import StatusModel
-from mailboat_spec.cel_rules import keyed_by
 from mailboat_spec.conditions import Condition
 from mailboat_spec.durations import Duration
+from mailboat_spec.rules import keyed_by
 from mailboat_spec.timestamps import Timestamp
 
 

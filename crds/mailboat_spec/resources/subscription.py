@@ -9,8 +9,6 @@ from typing import Final, Literal
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import AS_SET, Rule, RuleReason, unchangeable
-from mailboat_spec.constraints import Constraint, Refusal, absent, differs, equals, given
 from mailboat_spec.formats import NonEmpty
 from mailboat_spec.patterns import Pattern
 from mailboat_spec.references import ConfigMapRef, RelayRef
@@ -21,6 +19,18 @@ from mailboat_spec.resources.sinks import Sink
 from mailboat_spec.resources.sources import Source
 from mailboat_spec.resources.status import EventSubscriptionStatus
 from mailboat_spec.resources.subscription_constraints import DEAD_LETTER_CONSTRAINTS, SOURCE_CONSTRAINTS
+from mailboat_spec.rules import (
+    AS_SET,
+    Constraint,
+    Refusal,
+    Rule,
+    RuleReason,
+    absent,
+    differs,
+    equals,
+    given,
+    unchangeable,
+)
 from mailboat_spec.timestamps import Timestamp
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from mailboat_spec.cel_rules import RuleReason
-from mailboat_spec.constraints import (
+from mailboat_spec.formats import KAFKA_TOPIC, PUBSUB_TOPIC, Form
+from mailboat_spec.rules import (
     Constraint,
     Predicate,
+    RuleReason,
     absent,
     empty,
     equals,
@@ -16,7 +17,6 @@ from mailboat_spec.constraints import (
     read,
     unlike,
 )
-from mailboat_spec.formats import KAFKA_TOPIC, PUBSUB_TOPIC, Form
 
 _OUTBOX_ONLY: Final = "is for relayRef only, not for source: remove it"
 _SOURCE_ONLY: Final = "is for source only, not for relayRef: remove it"

@@ -9,11 +9,10 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import FREE_FORM, RULES, Rule, RuleReason, keyed_by, text
-from mailboat_spec.constraints import Constraint, Predicate, absent
 from mailboat_spec.formats import DnsSubdomain, EnvName, Form
 from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, is_secret_setting
 from mailboat_spec.references import SecretRef
+from mailboat_spec.rules import FREE_FORM, RULES, Constraint, Predicate, Rule, RuleReason, absent, keyed_by, text
 
 _QUANTITY: Final = Form(
     r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?",
