@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from mailboat_spec.base import StatusModel
-from mailboat_spec.timestamps import Timestamp
+from mailboat_spec.scalars import Timestamp
 
 
 class ConditionStatus(StrEnum):

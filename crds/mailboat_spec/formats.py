@@ -7,18 +7,17 @@ them are used in file paths, SQL or environment variables.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
 
-from mailboat_spec.rules import RULES, Rule, listed, text
+from mailboat_spec.rules import Rule, ValueCheck, listed, text
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Form(ValueCheck):
     """Annotation for ``str``: the required format and the error message."""
 
     pattern: str
@@ -38,9 +37,6 @@ class Form:
             raise ValueError(self.message)
         return value
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
-
     def condition(self, subject: str = "self") -> str:
         """Return the same check in CEL, without the length, which the schema limits."""
         parts = [f"{subject}.matches({text(f'^(?:{self.pattern})$')})"]
@@ -50,13 +46,11 @@ class Form:
             parts.append(f"!{subject}.startsWith({text(self.never_begins)})")
         return " && ".join(parts)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {
-            **handler(schema),
-            "pattern": f"^(?:{self.pattern})$",
-            "maxLength": self.max_length,
-            RULES: [Rule(self.condition(), self.message).as_schema()],
-        }
+    def limits(self) -> JsonSchemaValue:
+        return {"pattern": f"^(?:{self.pattern})$", "maxLength": self.max_length}
+
+    def rules(self) -> Iterator[Rule]:
+        yield Rule(self.condition(), self.message)
 
 
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"

@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.alias_generators import to_snake
 from pydantic.config import JsonDict
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 RULES: Final = "x-kubernetes-validations"
 
@@ -68,6 +71,28 @@ class Rule:
         if self.field:
             written["fieldPath"] = f".{self.field}"
         return written
+
+
+class ValueCheck:
+    """Base of annotations that check the value of one field, in Python and in the CRD."""
+
+    def check(self, value: Any) -> Any:
+        """Return the value, or raise ``ValueError``."""
+        raise NotImplementedError
+
+    def rules(self) -> Iterator[Rule]:
+        """Yield the same check as CEL rules."""
+        raise NotImplementedError
+
+    def limits(self) -> JsonSchemaValue:
+        """Return further entries of the schema."""
+        return {}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), **self.limits(), RULES: [rule.as_schema() for rule in self.rules()]}
 
 
 def text(value: str) -> str:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from mailboat_spec import read_documents
 from mailboat_spec.crds import definitions
-from mailboat_spec.durations import Duration
 from mailboat_spec.field_paths import field_at
 from mailboat_spec.redaction import (
     NOT_THE_SECRET_ITSELF,
@@ -24,6 +23,7 @@ from mailboat_spec.redaction import (
     contains_password,
     is_secret_setting,
 )
+from mailboat_spec.scalars import Duration
 from support.bad_manifests import CONSUMED, RELAY, SUBSCRIPTION
 
 Schema = dict[str, Any]

@@ -18,8 +18,8 @@ from typing import Any, Final
 from pydantic.json_schema import GenerateJsonSchema
 
 from mailboat_spec.base import Model
-from mailboat_spec.durations import Duration
 from mailboat_spec.rules import RULES
+from mailboat_spec.scalars import Duration
 
 Schema = dict[str, Any]
 

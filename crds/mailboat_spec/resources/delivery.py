@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.durations import Duration, between, not_longer
 from mailboat_spec.formats import NonEmpty
 from mailboat_spec.rules import AS_SET
+from mailboat_spec.scalars import Duration, between, not_longer
 
 
 class OnExhausted(StrEnum):

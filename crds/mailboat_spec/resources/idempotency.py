@@ -8,11 +8,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.durations import Duration, between
 from mailboat_spec.formats import RedisPrefix
-from mailboat_spec.references import SecretKeyRef
-from mailboat_spec.resources.connections import Connection
+from mailboat_spec.references import Connection, SecretKeyRef
 from mailboat_spec.rules import exactly_one
+from mailboat_spec.scalars import Duration, between
 
 
 class OnUnavailable(StrEnum):

@@ -9,15 +9,14 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.durations import Duration, at_most, between, not_longer
 from mailboat_spec.formats import ColumnName, TableName
 from mailboat_spec.names import MAX_RELAY_NAME
-from mailboat_spec.resources.connections import Connection
-from mailboat_spec.resources.resource import Resource
+from mailboat_spec.references import Connection
+from mailboat_spec.resources.resource import Resource, name_constraints
 from mailboat_spec.resources.status import OutboxRelayStatus
 from mailboat_spec.resources.template import PodTemplate
 from mailboat_spec.rules import Constraint, Predicate, Rule, RuleReason, absent, differs, equals, given, unchangeable
-from mailboat_spec.sizes import Size
+from mailboat_spec.scalars import Duration, Size, at_most, between, not_longer
 
 DEFAULT_REPLICAS: Final = 2
 
@@ -273,8 +272,14 @@ class OutboxRelaySpec(Model):
 class OutboxRelay(Resource):
     """One outbox, and the relays that serve it."""
 
-    max_name: ClassVar[int] = MAX_RELAY_NAME
-    names_a_service: ClassVar[bool] = True
+    constraints = (
+        *name_constraints(MAX_RELAY_NAME),
+        Constraint(
+            "metadata.name",
+            "must begin with a letter: a Service is named after it, and its name may not begin with a digit",
+            Predicate("!self.metadata.name.matches('^[0-9]')", lambda relay: not relay.metadata.name[0].isdigit()),
+        ),
+    )
 
     kind: Literal["OutboxRelay"] = "OutboxRelay"
     """Always OutboxRelay. Default: OutboxRelay."""

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import Field
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
 
 from mailboat_spec.base import Model
 from mailboat_spec.formats import (
@@ -25,16 +24,13 @@ from mailboat_spec.formats import (
     TableName,
 )
 from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, secret_names
-from mailboat_spec.references import OptionalSecretRef, SecretKeyRef, UsesSecrets
+from mailboat_spec.references import Connection, OptionalSecretRef, SecretKeyRef, UsesSecrets
 from mailboat_spec.resources import kafka_settings
-from mailboat_spec.resources.connections import Connection
-from mailboat_spec.rules import AS_SET, FREE_FORM, RULES, Refusal, Refused, Rule, RuleReason, listed, text
-
-_MAX_SETTINGS: Final = 256
+from mailboat_spec.rules import AS_SET, FREE_FORM, Refusal, Refused, Rule, RuleReason, ValueCheck, listed, text
 
 
-@dataclass(frozen=True, slots=True)
-class WithoutSecrets:
+@dataclass(frozen=True)
+class WithoutSecrets(ValueCheck):
     """Annotation for a mapping of settings without secrets; ``remedy`` names the field for secrets."""
 
     remedy: str
@@ -45,24 +41,18 @@ class WithoutSecrets:
             raise Refused(*(Refusal((name,), self._message()) for name in secrets))
         return settings
 
+    def limits(self) -> JsonSchemaValue:
+        return {"maxProperties": 256}
+
+    def rules(self) -> Iterator[Rule]:
+        is_secret = f"name.matches({text(SECRET_NAME)}) && !name.matches({text(NOT_THE_SECRET_ITSELF)})"
+        yield _of_names(f"!self.exists(name, {is_secret})", is_secret, self._message())
+
     def _message(self) -> str:
         return f"is a secret and must not be written here: put it in a Secret and refer to it by {self.remedy}"
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        is_secret = f"name.matches({text(SECRET_NAME)}) && !name.matches({text(NOT_THE_SECRET_ITSELF)})"
-        rule = Rule(
-            f"!self.exists(name, {is_secret})",
-            f"one of them {self._message()}",
-            reason=RuleReason.FORBIDDEN,
-            message_expression=f"self.filter(name, {is_secret})[0] + {text(f' {self._message()}')}",
-        )
-        return {**handler(schema), "maxProperties": _MAX_SETTINGS, RULES: [rule.as_schema()]}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KafkaSettings(WithoutSecrets):
     """The same for librdkafka settings, limited to an allow-list."""
 
@@ -70,22 +60,26 @@ class KafkaSettings(WithoutSecrets):
 
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the settings, or raise ``Refused`` with each setting that is not allowed."""
-        WithoutSecrets.check(self, settings)
+        super().check(settings)
         reasons = {name: kafka_settings.refusal_reason(name, self.allowed) for name in settings}
         if refusals := [Refusal((name,), reason) for name, reason in reasons.items() if reason]:
             raise Refused(*refusals)
         return settings
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        whole = WithoutSecrets.__get_pydantic_json_schema__(self, schema, handler)
-        names = listed(self.allowed)
-        rule = Rule(
-            f"self.all(name, name in {names})",
-            f"one of them {kafka_settings.NOT_ALLOWED}",
-            reason=RuleReason.FORBIDDEN,
-            message_expression=f"self.filter(name, !(name in {names}))[0] + {text(f' {kafka_settings.NOT_ALLOWED}')}",
-        )
-        return {**whole, RULES: [*whole[RULES], rule.as_schema()]}
+    def rules(self) -> Iterator[Rule]:
+        yield from super().rules()
+        allowed = f"name in {listed(self.allowed)}"
+        yield _of_names(f"self.all(name, {allowed})", f"!({allowed})", kafka_settings.NOT_ALLOWED)
+
+
+def _of_names(expression: str, refused: str, message: str) -> Rule:
+    """Return a rule on the names of settings. Its message begins with the first refused name."""
+    return Rule(
+        expression,
+        f"one of them {message}",
+        reason=RuleReason.FORBIDDEN,
+        message_expression=f"self.filter(name, {refused})[0] + {text(f' {message}')}",
+    )
 
 
 class KafkaServers(UsesSecrets):

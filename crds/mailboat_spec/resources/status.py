@@ -10,9 +10,8 @@ from pydantic import Field
 
 from mailboat_spec.base import StatusModel
 from mailboat_spec.conditions import Condition
-from mailboat_spec.durations import Duration
 from mailboat_spec.rules import keyed_by
-from mailboat_spec.timestamps import Timestamp
+from mailboat_spec.scalars import Duration, Timestamp
 
 
 class ResourceStatus(StatusModel):

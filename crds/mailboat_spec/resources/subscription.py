@@ -31,7 +31,7 @@ from mailboat_spec.rules import (
     given,
     unchangeable,
 )
-from mailboat_spec.timestamps import Timestamp
+from mailboat_spec.scalars import Timestamp
 
 
 class State(StrEnum):
