@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from mailboat_spec import read_documents
 from mailboat_spec.crds import definitions
-from mailboat_spec.field_paths import field_at
 from mailboat_spec.redaction import (
     NOT_THE_SECRET_ITSELF,
     PASSWORD_IN_URL,
@@ -24,6 +23,7 @@ from mailboat_spec.redaction import (
     is_secret_setting,
 )
 from mailboat_spec.scalars import Duration
+from mailboat_spec.validation_errors import field_at
 from support.bad_manifests import CONSUMED, RELAY, SUBSCRIPTION
 
 Schema = dict[str, Any]

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 import mailboat_spec
 from mailboat_spec import ConditionType, Duration, EventSubscription, OutboxRelay, Reason
 from mailboat_spec.base import Model, one_line
-from mailboat_spec.field_paths import field_at, model_at, nearest, paths_to, spelled
+from mailboat_spec.validation_errors import field_at, model_at, nearest, paths_to, spelled
 
 
 def every_field() -> Iterator[tuple[str, FieldInfo]]:

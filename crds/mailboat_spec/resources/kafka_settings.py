@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from mailboat_spec.field_paths import nearest
+from mailboat_spec.validation_errors import nearest
 
 ALLOWED: Final = frozenset(
     [
