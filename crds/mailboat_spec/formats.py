@@ -90,33 +90,27 @@ KAFKA_TOPIC: Final = Form(
 KafkaTopic = Annotated[str, KAFKA_TOPIC]
 
 KafkaGroup = Annotated[
-    str,
-    Form(r"[^\s\x00]+", "is not the name of a consumer group: 1 to 249 characters without blanks", max_length=249),
+    str, Form(r"[^\s\x00]+", "is not the name of a consumer group: 1 to 249 characters without blanks", max_length=249)
 ]
 
 RedisPrefix = Annotated[
     str, Form(r"[^\s\x00]+", "is not a prefix of keys: 1 to 128 characters without blanks", max_length=128)
 ]
 
-PUBSUB_TOPIC: Final = Form(
-    r"[A-Za-z][A-Za-z0-9._~+%-]{2,254}",
-    "is not a valid Pub/Sub topic: 3 to 255 letters, digits and - . _ ~ + %, beginning with a letter and not with "
-    '"goog"; without "projects/.../topics/"',
-    max_length=255,
-    never_begins="goog",
-)
-PubSubTopic = Annotated[str, PUBSUB_TOPIC]
 
-PubSubSubscription = Annotated[
-    str,
-    Form(
-        PUBSUB_TOPIC.pattern,
-        "is not a valid Pub/Sub subscription: 3 to 255 letters, digits and - . _ ~ + %, beginning with a letter and "
-        'not with "goog"; without "projects/.../subscriptions/"',
+def _pubsub_name(kind: str) -> Form:
+    return Form(
+        r"[A-Za-z][A-Za-z0-9._~+%-]{2,254}",
+        f"is not a valid Pub/Sub {kind}: 3 to 255 letters, digits and - . _ ~ + %, beginning with a letter and not "
+        f'with "goog"; without "projects/.../{kind}s/"',
         max_length=255,
         never_begins="goog",
-    ),
-]
+    )
+
+
+PUBSUB_TOPIC: Final = _pubsub_name("topic")
+PubSubTopic = Annotated[str, PUBSUB_TOPIC]
+PubSubSubscription = Annotated[str, _pubsub_name("subscription")]
 
 PubSubProject = Annotated[
     str,
@@ -130,11 +124,7 @@ PubSubProject = Annotated[
 
 HostAndPort = Annotated[
     str,
-    Form(
-        _HOST_AND_PORT,
-        'must be host:port, without a protocol before it: write it like "kafka:9092"',
-        max_length=280,
-    ),
+    Form(_HOST_AND_PORT, 'must be host:port, without a protocol before it: write it like "kafka:9092"', max_length=280),
 ]
 
 TableName = Annotated[

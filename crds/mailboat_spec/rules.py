@@ -107,11 +107,6 @@ def listed(values: Iterable[str]) -> str:
     return f"[{', '.join(map(text, sorted(values)))}]"
 
 
-def unless_given(field: str, condition: str) -> str:
-    """Return a CEL expression that applies the condition only if the field is present."""
-    return f"!has(self.{field}) || {condition}"
-
-
 def unchangeable(field: str, why: str) -> Rule:
     """Return a rule for an immutable field. It must have a default or be required: absence is not compared."""
     return Rule(

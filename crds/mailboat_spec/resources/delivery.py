@@ -17,18 +17,14 @@ class OnExhausted(StrEnum):
     """Policy for an event whose attempts are used up."""
 
     DEAD_LETTER = "DeadLetter"
-    """The event becomes a dead letter, and delivery of its key continues."""
     BLOCK = "Block"
-    """The event stays parked, and its key is blocked until an operator intervenes."""
 
 
 class NoHandler(StrEnum):
     """Consumer's policy for an event without a registered handler."""
 
     DEAD_LETTER = "DeadLetter"
-    """The event becomes a dead letter."""
     IGNORE = "Ignore"
-    """The event counts as handled."""
 
 
 class Backoff(Model):

@@ -18,9 +18,7 @@ class OnUnavailable(StrEnum):
     """Policy while the store can't be reached."""
 
     WAIT = "Wait"
-    """Handle nothing. No attempt is counted."""
     HANDLE = "Handle"
-    """Handle events without the store: duplicates are handled again."""
 
 
 class IdempotencyRedis(Connection):

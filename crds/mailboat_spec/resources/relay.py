@@ -25,7 +25,6 @@ class Pooler(StrEnum):
     """Connection pooling between a relay and Postgres."""
 
     AUTO = "Auto"
-    """Detect by probing."""
     DIRECT = "Direct"
     """No pooler, or one in session mode: sessions keep their locks and LISTEN."""
     TRANSACTION = "Transaction"
@@ -36,9 +35,7 @@ class Tracking(StrEnum):
     """Storage of progress."""
 
     LOG = "Log"
-    """Append-only table; each subscription has its own cursors."""
     ROWS = "Rows"
-    """Marks on the row (published_at, attempt_count); one subscription per table."""
 
 
 class ColumnsPreset(StrEnum):
@@ -53,9 +50,7 @@ class RetentionPolicy(StrEnum):
     """Policy for old events that are not delivered yet."""
 
     HOLD = "Hold"
-    """Undelivered events are kept without a limit."""
     DROP = "Drop"
-    """Undelivered events are dropped beyond a hard limit of age or size."""
 
 
 class Durability(StrEnum):

@@ -73,9 +73,7 @@ SOURCE_CONSTRAINTS: Final = (
     Constraint("delivery.batchSize", _OUTBOX_ONLY, _OUTBOX | absent("delivery.batchSize")),
     Constraint("delivery.groupBy", _OUTBOX_ONLY, _OUTBOX | empty("delivery.groupBy")),
     Constraint(
-        "delivery.groupBy",
-        "is for sink: {pull: {}} only: remove it",
-        empty("delivery.groupBy") | given("sink.pull"),
+        "delivery.groupBy", "is for sink: {pull: {}} only: remove it", empty("delivery.groupBy") | given("sink.pull")
     ),
     Constraint(
         "sink.pull.emitDeadLetters",
@@ -129,9 +127,7 @@ DEAD_LETTER_CONSTRAINTS: Final = (
     ),
     *(
         Constraint(
-            _TOPIC,
-            form.message,
-            absent(f"sink.{kind}") & absent(f"source.{kind}") | absent(_TOPIC) | _topic_has(form),
+            _TOPIC, form.message, absent(f"sink.{kind}") & absent(f"source.{kind}") | absent(_TOPIC) | _topic_has(form)
         )
         for kind, form in (("kafka", KAFKA_TOPIC), ("pubsub", PUBSUB_TOPIC))
     ),
