@@ -8,14 +8,11 @@ dependency is pydantic.
 
 from mailboat_spec.conditions import Condition, ConditionStatus, ConditionType, Reason
 from mailboat_spec.documents import Manifests, read_documents
-from mailboat_spec.durations import Duration
 from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_KIND
 from mailboat_spec.patterns import Pattern
-from mailboat_spec.references import SecretKeyRef
-from mailboat_spec.resources.connections import Connection
+from mailboat_spec.references import Connection, SecretKeyRef
 from mailboat_spec.resources.delivery import Backoff, Delivery, NoHandler, OnExhausted
 from mailboat_spec.resources.idempotency import Idempotency, IdempotencyPostgres, OnUnavailable
-from mailboat_spec.resources.metadata import Metadata
 from mailboat_spec.resources.relay import (
     Columns,
     ColumnsPreset,
@@ -29,7 +26,7 @@ from mailboat_spec.resources.relay import (
     RetentionPolicy,
     Runtime,
 )
-from mailboat_spec.resources.resource import Resource, full_name
+from mailboat_spec.resources.resource import Metadata, Resource, full_name
 from mailboat_spec.resources.sinks import CustomSink, KafkaSink, PubSubSink, Sink
 from mailboat_spec.resources.sources import KafkaSource, PubSubSource
 from mailboat_spec.resources.status import EventSubscriptionStatus, OutboxRelayStatus, ResourceStatus
@@ -43,63 +40,16 @@ from mailboat_spec.resources.subscription import (
     State,
 )
 from mailboat_spec.resources.template import PodTemplate, Toleration
-from mailboat_spec.sizes import Size
+from mailboat_spec.scalars import Duration, Size
 from mailboat_spec.validation_errors import Problem, SpecError
 
 __all__ = [
-    "API_VERSION",
-    "FIELD_MANAGER",
-    "RELAY_KIND",
-    "Backoff",
-    "Columns",
-    "ColumnsPreset",
-    "Condition",
-    "ConditionStatus",
-    "ConditionType",
-    "Connection",
-    "CustomSink",
-    "Database",
-    "Delivery",
-    "Durability",
-    "Duration",
-    "EventSubscription",
-    "EventSubscriptionSpec",
-    "EventSubscriptionStatus",
-    "Filter",
-    "Format",
-    "Idempotency",
-    "IdempotencyPostgres",
-    "KafkaSink",
-    "KafkaSource",
-    "Manifests",
-    "Metadata",
-    "NoHandler",
-    "Notify",
-    "OnExhausted",
-    "OnUnavailable",
-    "Ordering",
-    "OutboxRelay",
-    "OutboxRelaySpec",
-    "OutboxRelayStatus",
-    "Pattern",
-    "PodTemplate",
-    "Pooler",
-    "Problem",
-    "PubSubSink",
-    "PubSubSource",
-    "Reason",
-    "Resource",
-    "ResourceStatus",
-    "Retention",
-    "RetentionPolicy",
-    "Runtime",
-    "SecretKeyRef",
-    "Sink",
-    "Size",
-    "SpecError",
-    "StartFrom",
-    "State",
-    "Toleration",
-    "full_name",
+    "API_VERSION", "FIELD_MANAGER", "RELAY_KIND", "Backoff", "Columns", "ColumnsPreset", "Condition", "ConditionStatus",
+    "ConditionType", "Connection", "CustomSink", "Database", "Delivery", "Durability", "Duration", "EventSubscription",
+    "EventSubscriptionSpec", "EventSubscriptionStatus", "Filter", "Format", "Idempotency", "IdempotencyPostgres",
+    "KafkaSink", "KafkaSource", "Manifests", "Metadata", "NoHandler", "Notify", "OnExhausted", "OnUnavailable",
+    "Ordering", "OutboxRelay", "OutboxRelaySpec", "OutboxRelayStatus", "Pattern", "PodTemplate", "Pooler", "Problem",
+    "PubSubSink", "PubSubSource", "Reason", "Resource", "ResourceStatus", "Retention", "RetentionPolicy", "Runtime",
+    "SecretKeyRef", "Sink", "Size", "SpecError", "StartFrom", "State", "Toleration", "full_name",
     "read_documents",
-]
+]  # fmt: skip

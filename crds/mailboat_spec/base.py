@@ -1,7 +1,8 @@
 """Base classes of all models: field names, strictness, and errors about wrong combinations of fields.
 
-Attributes are snake_case in Python and camelCase in YAML. Objects are frozen, unknown fields are refused, and values
-never appear in pydantic's own error messages (a value might be a password).
+Attributes are snake_case in Python and camelCase in YAML. The docstring of an attribute is the field's description in
+the CRDs. Objects are frozen, unknown fields are refused, and values never appear in pydantic's own error messages (a
+value might be a password).
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from mailboat_spec.cel_rules import RULES, Rule
-from mailboat_spec.constraints import Constraint, Refusal, Refused
+from mailboat_spec.rules import RULES, Constraint, Refusal, Refused, Rule
+
+
+def one_line(docstring: str) -> str:
+    """Return a field's description without line breaks."""
+    return " ".join(docstring.split())
 
 
 def yaml_name(attribute: str) -> str:
@@ -35,6 +40,7 @@ class Model(BaseModel):
         extra="forbid",
         hide_input_in_errors=True,
         allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
     constraints: ClassVar[tuple[Constraint, ...]] = ()
@@ -67,6 +73,9 @@ class Model(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         written = handler(schema)
+        for field in handler.resolve_ref_schema(written).get("properties", {}).values():
+            if "description" in field:
+                field["description"] = one_line(field["description"])
         if rules := [rule.as_schema() for rule in cls.admission_rules()]:
             handler.resolve_ref_schema(written)[RULES] = rules
         return written

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
-
 from mailboat_spec.base import StatusModel
-from mailboat_spec.timestamps import Timestamp
+from mailboat_spec.scalars import Timestamp
 
 
 class ConditionStatus(StrEnum):
@@ -75,20 +73,16 @@ class Reason(StrEnum):
     AVAILABLE = "Available"
     """Ready (relay): enough relays run and reach the database."""
     REACHABLE = "Reachable"
-    """The database or the destination responds."""
     UP_TO_DATE = "UpToDate"
     """The schema matches this version; the pods match the template."""
     ALL_ASSIGNED = "AllAssigned"
-    """Every partition has a live owner."""
     RUNNING = "Running"
-    """Not paused."""
     NOTHING_BLOCKED = "NothingBlocked"
     """No key is blocked; old events are removed on time; no old snapshot is held."""
 
     INVALID_SPEC = "InvalidSpec"
     """The spec is invalid; nothing was changed in the cluster. The message names the field."""
     RELAY_NOT_FOUND = "RelayNotFound"
-    """The namespace has no OutboxRelay with the name in ``relayRef``."""
     NAME_TAKEN = "NameTaken"
     """An object not managed by Mailboat has the name of a child: rename the resource or remove that object."""
     CONFIGURATION_HELD = "ConfigurationHeld"
@@ -103,9 +97,7 @@ class Reason(StrEnum):
     STARTING = "Starting"
     """No relay has reported yet."""
     NOT_ENOUGH_RELAYS = "NotEnoughRelays"
-    """Fewer relays are ready than the spec requires."""
     PARTITIONS_WITHOUT_OWNER = "PartitionsWithoutOwner"
-    """Some partitions have no owner."""
     RELAY_SILENT = "RelaySilent"
     """A relay hangs or is cut off. Others take over its partitions; the message names it."""
     CONNECTING = "Connecting"
@@ -137,7 +129,6 @@ class Reason(StrEnum):
     SOURCE_UNAVAILABLE = "SourceUnavailable"
     """The broker can't be reached. Consumers resume automatically."""
     IDEMPOTENCY_UNAVAILABLE = "IdempotencyUnavailable"
-    """The store of handled events can't be reached."""
     DEAD_LETTER_UNAVAILABLE = "DeadLetterUnavailable"
     """The dead-letter topic can't be reached or refuses messages. No event is committed past a failed one."""
     RELIABLE = "Reliable"
@@ -156,11 +147,9 @@ class Reason(StrEnum):
     ATTEMPTS_EXHAUSTED = "AttemptsExhausted"
     """Events used up their attempts: dead letters, or blocked keys."""
     PAUSED_BY_SPEC = "PausedBySpec"
-    """``state: Paused``."""
     PAUSED_BY_COMMAND = "PausedByCommand"
     """``mailboat pause``, or an update of ``mailboat.subscriptions``."""
     UNDELIVERED_EVENTS = "UndeliveredEvents"
-    """Retention is blocked by a subscription that has not delivered old events."""
     OLD_SNAPSHOT = "OldSnapshot"
     """A transaction, prepared transaction or replication slot holds an old snapshot: end it as the message says."""
     SIDECAR_MISSING = "SidecarMissing"
@@ -172,13 +161,15 @@ class Reason(StrEnum):
 class Condition(StatusModel):
     """metav1.Condition."""
 
-    type: str = Field(description="The question, for example Ready.")
-    status: ConditionStatus = Field(description="The answer: True, False or Unknown.")
-    reason: str = Field(default="", description="The answer for programs: one word in CamelCase. Default: empty.")
-    message: str = Field(default="", description="The answer for people, and what to do next. Default: empty.")
-    last_transition_time: Timestamp | None = Field(
-        default=None, description="When status changed last, RFC 3339. Default: none."
-    )
-    observed_generation: int = Field(
-        default=0, description="Generation of the resource that this was said about. Default: 0."
-    )
+    type: str
+    """The question, for example Ready."""
+    status: ConditionStatus
+    """The answer: True, False or Unknown."""
+    reason: str = ""
+    """The answer for programs: one word in CamelCase. Default: empty."""
+    message: str = ""
+    """The answer for people, and what to do next. Default: empty."""
+    last_transition_time: Timestamp | None = None
+    """When status changed last, RFC 3339. Default: none."""
+    observed_generation: int = 0
+    """Generation of the resource that this was said about. Default: 0."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+
+from mailboat_spec.relay_status import WIRE
 
 _LONGEST_TEXT: Final = 1024
 MOST_PARTITIONS: Final = 256
@@ -32,16 +33,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class _Wire(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-        serialize_by_alias=True,
-        frozen=True,
-        extra="ignore",
-        hide_input_in_errors=True,
-        allow_inf_nan=False,
-    )
+    model_config = ConfigDict(**WIRE, serialize_by_alias=True, frozen=True)
 
 
 class ConsumedPartition(_Wire):

@@ -15,11 +15,10 @@ from typing import Any, Final, NamedTuple, TypeGuard
 
 from pydantic import ValidationError
 
-from mailboat_spec.field_paths import nearest
 from mailboat_spec.names import API_VERSION, DEFAULT_NAMESPACE, GROUP, RELAY_KIND, SUBSCRIPTION_KIND
 from mailboat_spec.resources.relay import OutboxRelay
 from mailboat_spec.resources.subscription import EventSubscription
-from mailboat_spec.validation_errors import Problem, SpecError, choice_message, problems_of
+from mailboat_spec.validation_errors import Problem, SpecError, choice_message, nearest, problems_of
 
 _MODELS: Final[Mapping[str, type[OutboxRelay] | type[EventSubscription]]] = {
     RELAY_KIND: OutboxRelay,
@@ -51,6 +50,11 @@ class _Document(NamedTuple):
     def name(self) -> str | None:
         return _text_at(self.body, "metadata", "name")
 
+    @property
+    def relay(self) -> str | None:
+        """Name of the relay that a subscription refers to."""
+        return _text_at(self.body, "spec", "relayRef", "name") if self.kind == SUBSCRIPTION_KIND else None
+
 
 def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
     """Validate every document and the whole set; raise ``SpecError`` with all problems.
@@ -67,10 +71,8 @@ def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
         order.setdefault(source, len(order))
         if _is_foreign(body):
             foreign.append(Problem(source, "kind", _foreign_only(body["kind"])))
-            continue
-        kind = _kind(source, body, problems)
-        if kind is not None and isinstance(body, Mapping):
-            read.append(_Document(source, kind, body, _resource(source, kind, body, problems)))
+        elif (document := _read(source, body, problems)) is not None:
+            read.append(document)
     problems.extend(_duplicates(read))
     problems.extend(_dangling_references(read))
     if not read and not problems:
@@ -87,11 +89,10 @@ def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
 def read_document(source: str, body: Mapping[str, Any]) -> OutboxRelay | EventSubscription:
     """Validate one resource of the API server, without the others that it refers to. Raise ``SpecError``."""
     problems: list[Problem] = []
-    kind = _kind(source, body, problems)
-    resource = _resource(source, kind, body, problems) if kind is not None else None
-    if resource is None or problems:
+    document = _read(source, body, problems)
+    if document is None or document.resource is None or problems:
         raise SpecError(tuple(problems))
-    return resource
+    return document.resource
 
 
 def _opened(documents: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
@@ -118,15 +119,14 @@ def _foreign_only(kind: str) -> str:
     return f'"{kind}" is not a resource of Mailboat, only {" and ".join(_MODELS)} are, and there is none of them here'
 
 
-def _kind(source: str, body: object, problems: list[Problem]) -> str | None:
-    """Return the Mailboat kind of a document, or None. A wrong apiVersion is reported; validation continues."""
+def _read(source: str, body: object, problems: list[Problem]) -> _Document | None:
+    """Return a document, or None if it is of no Mailboat kind. A wrong apiVersion is reported; validation continues."""
     if not isinstance(body, Mapping):
         problems.append(
             Problem(source, "", "is not a resource: it must be a mapping with apiVersion, kind, metadata, spec")
         )
         return None
-    kind, version = body.get("kind"), body.get("apiVersion")
-    kinds = tuple(_MODELS)
+    kind, version, kinds = body.get("kind"), body.get("apiVersion"), tuple(_MODELS)
     if kind not in kinds:
         required = f"is required: {' or '.join(kinds)}"
         problems.append(Problem(source, "kind", required if kind is None else choice_message(kind, kinds)))
@@ -135,18 +135,12 @@ def _kind(source: str, body: object, problems: list[Problem]) -> str | None:
         problems.append(Problem(source, "apiVersion", f"is required: write apiVersion: {API_VERSION}"))
     elif version != API_VERSION:
         problems.append(Problem(source, "apiVersion", choice_message(version, (API_VERSION,))))
-    return str(kind)
-
-
-def _resource(
-    source: str, kind: str, body: Mapping[str, Any], problems: list[Problem]
-) -> OutboxRelay | EventSubscription | None:
-    model = _MODELS[kind]
+    model, resource = _MODELS[kind], None
     try:
-        return model.model_validate({**body, "apiVersion": API_VERSION}, by_alias=True, by_name=False)
+        resource = model.model_validate({**body, "apiVersion": API_VERSION}, by_alias=True, by_name=False)
     except ValidationError as error:
         problems.extend(problems_of(source, model, error))
-        return None
+    return _Document(source, kind, body, resource)
 
 
 def _duplicates(read: list[_Document]) -> Iterator[Problem]:
@@ -167,8 +161,8 @@ def _dangling_references(read: list[_Document]) -> Iterator[Problem]:
     """Yield references to missing relays. An invalid relay counts as present: its own problem is reported already."""
     relays = {(relay.namespace, relay.name) for relay in read if relay.kind == RELAY_KIND and relay.name is not None}
     for document in read:
-        target = _text_at(document.body, "spec", "relayRef", "name")
-        if document.kind != SUBSCRIPTION_KIND or target is None or (document.namespace, target) in relays:
+        target = document.relay
+        if target is None or (document.namespace, target) in relays:
             continue
         message = f'no OutboxRelay is called "{target}" in namespace {document.namespace}'
         siblings = sorted(str(name) for namespace, name in relays if namespace == document.namespace)

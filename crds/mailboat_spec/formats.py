@@ -7,18 +7,17 @@ them are used in file paths, SQL or environment variables.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
 
-from mailboat_spec.cel_rules import RULES, Rule, listed, text
+from mailboat_spec.rules import Rule, ValueCheck, listed, text
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Form(ValueCheck):
     """Annotation for ``str``: the required format and the error message."""
 
     pattern: str
@@ -38,9 +37,6 @@ class Form:
             raise ValueError(self.message)
         return value
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
-
     def condition(self, subject: str = "self") -> str:
         """Return the same check in CEL, without the length, which the schema limits."""
         parts = [f"{subject}.matches({text(f'^(?:{self.pattern})$')})"]
@@ -50,13 +46,11 @@ class Form:
             parts.append(f"!{subject}.startsWith({text(self.never_begins)})")
         return " && ".join(parts)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {
-            **handler(schema),
-            "pattern": f"^(?:{self.pattern})$",
-            "maxLength": self.max_length,
-            RULES: [Rule(self.condition(), self.message).as_schema()],
-        }
+    def limits(self) -> JsonSchemaValue:
+        return {"pattern": f"^(?:{self.pattern})$", "maxLength": self.max_length}
+
+    def rules(self) -> Iterator[Rule]:
+        yield Rule(self.condition(), self.message)
 
 
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -96,33 +90,27 @@ KAFKA_TOPIC: Final = Form(
 KafkaTopic = Annotated[str, KAFKA_TOPIC]
 
 KafkaGroup = Annotated[
-    str,
-    Form(r"[^\s\x00]+", "is not the name of a consumer group: 1 to 249 characters without blanks", max_length=249),
+    str, Form(r"[^\s\x00]+", "is not the name of a consumer group: 1 to 249 characters without blanks", max_length=249)
 ]
 
 RedisPrefix = Annotated[
     str, Form(r"[^\s\x00]+", "is not a prefix of keys: 1 to 128 characters without blanks", max_length=128)
 ]
 
-PUBSUB_TOPIC: Final = Form(
-    r"[A-Za-z][A-Za-z0-9._~+%-]{2,254}",
-    "is not a valid Pub/Sub topic: 3 to 255 letters, digits and - . _ ~ + %, beginning with a letter and not with "
-    '"goog"; without "projects/.../topics/"',
-    max_length=255,
-    never_begins="goog",
-)
-PubSubTopic = Annotated[str, PUBSUB_TOPIC]
 
-PubSubSubscription = Annotated[
-    str,
-    Form(
-        PUBSUB_TOPIC.pattern,
-        "is not a valid Pub/Sub subscription: 3 to 255 letters, digits and - . _ ~ + %, beginning with a letter and "
-        'not with "goog"; without "projects/.../subscriptions/"',
+def _pubsub_name(kind: str) -> Form:
+    return Form(
+        r"[A-Za-z][A-Za-z0-9._~+%-]{2,254}",
+        f"is not a valid Pub/Sub {kind}: 3 to 255 letters, digits and - . _ ~ + %, beginning with a letter and not "
+        f'with "goog"; without "projects/.../{kind}s/"',
         max_length=255,
         never_begins="goog",
-    ),
-]
+    )
+
+
+PUBSUB_TOPIC: Final = _pubsub_name("topic")
+PubSubTopic = Annotated[str, PUBSUB_TOPIC]
+PubSubSubscription = Annotated[str, _pubsub_name("subscription")]
 
 PubSubProject = Annotated[
     str,
@@ -136,11 +124,7 @@ PubSubProject = Annotated[
 
 HostAndPort = Annotated[
     str,
-    Form(
-        _HOST_AND_PORT,
-        'must be host:port, without a protocol before it: write it like "kafka:9092"',
-        max_length=280,
-    ),
+    Form(_HOST_AND_PORT, 'must be host:port, without a protocol before it: write it like "kafka:9092"', max_length=280),
 ]
 
 TableName = Annotated[

@@ -14,16 +14,9 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 RELAY_KIND: Final = "OutboxRelay"
 RELAY_PLURAL: Final = "outboxrelays"
-RELAY_SINGULAR: Final = "outboxrelay"
-RELAY_SHORT_NAMES: Final = ("obr",)
 
 SUBSCRIPTION_KIND: Final = "EventSubscription"
 SUBSCRIPTION_PLURAL: Final = "eventsubscriptions"
-SUBSCRIPTION_SINGULAR: Final = "eventsubscription"
-SUBSCRIPTION_SHORT_NAMES: Final = ("evs",)
-
-CATEGORIES: Final = ("mailboat",)
-"""``kubectl get mailboat`` lists both kinds."""
 
 DEFAULT_NAMESPACE: Final = "default"
 

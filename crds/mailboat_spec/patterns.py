@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import ClassVar, Final, Self
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
-
-from mailboat_spec.cel_rules import RULES, Rule
+from mailboat_spec.rules import RULES, Rule
+from mailboat_spec.scalars import ParsedText
 
 MAX_LENGTH: Final = 512
 _EMPTY: Final = 'an empty pattern matches nothing: remove it, or write "*" to match everything'
@@ -26,8 +23,19 @@ _LIKE: Final = str.maketrans({"*": "%", "?": "_", "%": r"\%", "_": r"\_", "\\": 
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(ParsedText):
     """One pattern, checked and compiled once. ``Pattern("order.*").matches("order.placed")``."""
+
+    json_schema: ClassVar = {
+        "type": "string",
+        "maxLength": MAX_LENGTH,
+        "pattern": r"^[^\[\x00]+$",
+        RULES: [
+            Rule("self != ''", _EMPTY).as_schema(),
+            Rule("!self.contains('[')", _CLASSES).as_schema(),
+            Rule(r"!self.contains('\x00')", _NUL).as_schema(),
+        ],
+    }
 
     text: str
     _compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
@@ -60,32 +68,10 @@ class Pattern:
         return self.text
 
     @classmethod
-    def _validate(cls, value: object) -> Self:
-        if isinstance(value, cls):
-            return value
+    def read(cls, value: object) -> Self:
         if isinstance(value, str):
             return cls(value)
         raise ValueError("must be a pattern: put it in quotes")
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            cls._validate, serialization=core_schema.to_string_ser_schema()
-        )
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        rules = (
-            Rule("self != ''", _EMPTY),
-            Rule("!self.contains('[')", _CLASSES),
-            Rule(r"!self.contains('\x00')", _NUL),
-        )
-        return {
-            "type": "string",
-            "maxLength": MAX_LENGTH,
-            "pattern": r"^[^\[\x00]+$",
-            RULES: [rule.as_schema() for rule in rules],
-        }
 
 
 def _compile(text: str) -> re.Pattern[str]:

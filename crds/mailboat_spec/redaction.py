@@ -15,25 +15,12 @@ from urllib.parse import parse_qsl
 
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_ENDINGS: Final = (
-    "password",
-    "passwd",
-    "passphrase",
-    "secret",
-    "credential",
-    "credentials",
-    "jaas",
-    "apikey",
-    "authorization",
+    "password", "passwd", "passphrase", "secret", "credential", "credentials", "jaas", "apikey", "authorization",
     "cookie",
-)
+)  # fmt: skip
 _SECRET_PAIRS: Final = {
-    ("access", "key"),
-    ("api", "key"),
-    ("key", "pem"),
-    ("private", "key"),
-    ("signing", "key"),
-    ("ssl", "key"),
-}
+    ("access", "key"), ("api", "key"), ("key", "pem"), ("private", "key"), ("signing", "key"), ("ssl", "key"),
+}  # fmt: skip
 _NOT_THE_SECRET_ITSELF: Final = {"ref", "location", "path", "file", "url", "uri", "endpoint", "name", "id", "type"}
 _SECRET_PARAMETERS: Final = {"password", "sslpassword", "passwd"}
 

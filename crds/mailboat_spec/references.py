@@ -1,29 +1,34 @@
-"""References to other objects, all in the namespace of the referring object."""
+"""References to other objects, all in the namespace of the referring object, and URLs of servers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Final
 
-from pydantic import BeforeValidator, Field, GetJsonSchemaHandler
+from pydantic import BeforeValidator, GetJsonSchemaHandler, field_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from mailboat_spec.base import Model
-from mailboat_spec.formats import DnsLabel, DnsSubdomain, SecretKey
+from mailboat_spec.formats import DnsLabel, DnsSubdomain, NonEmpty, SecretKey
+from mailboat_spec.redaction import PASSWORD_IN_URL, contains_password
+from mailboat_spec.rules import Rule, RuleReason, exactly_one, text
 
 
 class SecretKeyRef(Model):
     """One value inside a Secret."""
 
-    name: DnsSubdomain = Field(description="Name of the Secret, in the namespace of this resource.")
-    key: SecretKey = Field(description="Key inside the Secret whose value is used.")
+    name: DnsSubdomain
+    """Name of the Secret, in the namespace of this resource."""
+    key: SecretKey
+    """Key inside the Secret whose value is used."""
 
 
 class SecretRef(Model):
     """A whole Secret: every key of it counts."""
 
-    name: DnsSubdomain = Field(description="Name of the Secret, in the namespace of this resource.")
+    name: DnsSubdomain
+    """Name of the Secret, in the namespace of this resource."""
 
 
 class UsesSecrets(Model):
@@ -38,7 +43,8 @@ class UsesSecrets(Model):
 class RelayRef(Model):
     """The relay that a subscription belongs to."""
 
-    name: DnsLabel = Field(description="Name of the OutboxRelay, in the namespace of this resource.")
+    name: DnsLabel
+    """Name of the OutboxRelay, in the namespace of this resource."""
 
 
 def _empty_is_absent(value: object) -> object:
@@ -56,3 +62,48 @@ class _NothingRequired:
 
 OptionalSecretRef = Annotated[SecretRef | None, BeforeValidator(_empty_is_absent), _NothingRequired()]
 """``configSecretRef: {}`` is equivalent to an absent field."""
+
+
+_PASSWORD: Final = "holds a password: put the URL in a Secret and refer to it by urlSecretRef"
+
+
+class Connection(UsesSecrets):
+    """Exactly one of ``url`` and ``urlSecretRef``. Subclasses define the accepted schemes."""
+
+    schemes: ClassVar[tuple[str, ...]]
+    constraints = exactly_one(
+        "url",
+        "urlSecretRef",
+        none="needs urlSecretRef: {name: ..., key: ...} (or url, if it holds no password)",
+        both="has both url and urlSecretRef: remove one of them",
+    )
+
+    url: NonEmpty | None = None
+    """URL of the server, without a password. Default: none; a URL with a password goes into urlSecretRef."""
+    url_secret_ref: SecretKeyRef | None = None
+    """Key of a Secret that holds the URL of the server, password included. Default: none; either this or url is
+    needed."""
+
+    @classmethod
+    def admission_rules(cls) -> Iterator[Rule]:
+        yield from super().admission_rules()
+        begins = " || ".join(f"self.url.startsWith('{scheme}://')" for scheme in cls.schemes)
+        yield Rule(f"!has(self.url) || {begins}", cls._begins_wrongly(), field="url")
+        # Attached to the object, not to the field: an error on the field would repeat the URL, password included.
+        harmless = f"!self.url.matches({text(PASSWORD_IN_URL)})"
+        yield Rule(f"!has(self.url) || {harmless}", _PASSWORD, field="url", reason=RuleReason.FORBIDDEN)
+
+    @classmethod
+    def _begins_wrongly(cls) -> str:
+        return f"must begin with {' or '.join(f'{scheme}://' for scheme in cls.schemes)}"
+
+    @field_validator("url")
+    @classmethod
+    def _harmless_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        if not url.startswith(tuple(f"{scheme}://" for scheme in cls.schemes)):
+            raise ValueError(cls._begins_wrongly())
+        if contains_password(url):
+            raise ValueError(_PASSWORD)
+        return url

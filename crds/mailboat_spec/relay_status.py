@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-_WIRE: Final = ConfigDict(
+WIRE: Final = ConfigDict(
     alias_generator=to_camel,
     validate_by_name=True,
     validate_by_alias=True,
@@ -27,11 +27,16 @@ Count = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Seconds = Annotated[float, Field(le=1e12)]
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionStatus:
-    """One partition that the reporting relay owns, or counts because its owner is silent."""
+class _Wire:
+    """Base that gives the dataclasses their wire format."""
 
-    __pydantic_config__: ClassVar = _WIRE
+    __slots__ = ()
+    __pydantic_config__: ClassVar = WIRE
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus(_Wire):
+    """One partition that the reporting relay owns, or counts because its owner is silent."""
 
     partition: Count
     lag: Count = 0
@@ -44,10 +49,8 @@ class PartitionStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionStatus:
+class SubscriptionStatus(_Wire):
     """One subscription, limited to the partitions that the reporting relay owns or counts."""
-
-    __pydantic_config__: ClassVar = _WIRE
 
     name: str
     """namespace/name of the resource."""
@@ -85,10 +88,8 @@ class SubscriptionStatus:
 
 
 @dataclass(frozen=True)
-class RelayStatus:
+class RelayStatus(_Wire):
     """One OutboxRelay in one process."""
-
-    __pydantic_config__: ClassVar = _WIRE
 
     name: str
     """namespace/name of the resource."""
@@ -132,20 +133,16 @@ class RelayStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigReport:
+class ConfigReport(_Wire):
     """Configuration of the process: the version in use, and why the last offered one was refused."""
-
-    __pydantic_config__: ClassVar = _WIRE
 
     version: Count | None = None
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessStatus:
+class ProcessStatus(_Wire):
     """The whole answer."""
-
-    __pydantic_config__: ClassVar = _WIRE
 
     relays: tuple[RelayStatus, ...] = ()
     config: ConfigReport = field(default_factory=ConfigReport)

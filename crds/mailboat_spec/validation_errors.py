@@ -1,22 +1,26 @@
 """Translation of pydantic's errors into actionable messages: location, problem, remedy.
 
-No message repeats a value, unless the value can't be a secret (the name of a choice, a number out of bounds).
+No message repeats a value, unless the value can't be a secret (the name of a choice, a number out of bounds). Hints
+("did you mean ...", "it belongs in ...") come from a lookup of fields and types in the models by YAML path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from enum import StrEnum
-from typing import Any, Final
+from types import NoneType
+from typing import Annotated, Any, Final, get_args, get_origin
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from mailboat_spec.base import Model
-from mailboat_spec.constraints import Refused
-from mailboat_spec.field_paths import Step, field_at, model_at, nearest, paths_to, spelled, type_at, yaml_fields
+from mailboat_spec.base import Model, one_line, yaml_name
+from mailboat_spec.rules import Refused
+
+Step = str | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +103,10 @@ def _message(model: type[Model], path: tuple[Step, ...], detail: ErrorDetails) -
             return _unknown_field(model, path)
         case "missing":
             field = field_at(model, path)
-            first = field.description.partition(". ")[0].rstrip(".") if field and field.description else ""
+            first = one_line(field.description).partition(". ")[0].rstrip(".") if field and field.description else ""
             return f"is required: {first}." if first else "is required"
         case "enum":
-            return choice_message(given, _values(type_at(model, path)))
+            return choice_message(given, tuple(type_at(model, path)))
         case "greater_than_equal":
             return f"must be at least {_number(context['ge'])}, not {_number(given)}"
         case "less_than_equal":
@@ -129,8 +133,10 @@ def _unknown_field(model: type[Model], path: tuple[Step, ...]) -> str:
     if parent_model is None:
         return "unknown field"
     fields = yaml_fields(parent_model)
-    plain = str(name).replace("_", "").replace("-", "").lower()
-    if plain in _DEAD_LETTER_TOPIC and field_at(model, ("spec", "delivery", "deadLetter", "topic")) is not None:
+    if (
+        _plain(str(name)) in _DEAD_LETTER_TOPIC
+        and field_at(model, ("spec", "delivery", "deadLetter", "topic")) is not None
+    ):
         return "unknown field: the topic for dead letters is spec.delivery.deadLetter.topic"
     if meant := nearest(str(name), fields):
         return f"unknown field, did you mean {meant}?"
@@ -181,15 +187,91 @@ def _kind_of(value: object) -> str:
             return f"a {type(value).__name__}"
 
 
-def _values(expected: Any) -> tuple[str, ...]:
-    if isinstance(expected, type) and issubclass(expected, StrEnum):
-        return tuple(member.value for member in expected)
-    return ()
-
-
 def _number(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _shortened(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def yaml_fields(model: type[Model]) -> dict[str, FieldInfo]:
+    """Return the fields of a model by YAML name."""
+    return {yaml_name(attribute): field for attribute, field in model.model_fields.items()}
+
+
+def type_at(root: type[Model], path: Sequence[Step]) -> Any:
+    """Return the type expected at a path, or None if the path leaves the models."""
+    here: Any = root
+    for step in path:
+        here = _bare(here)
+        if _is_model(here):
+            field = yaml_fields(here).get(str(step))
+            here = field.annotation if field else None
+        elif get_args(here):  # tuple[X, ...] or Mapping[str, X]
+            here = get_args(here)[0] if isinstance(step, int) else get_args(here)[-1]
+        else:
+            return None
+    return _bare(here)
+
+
+def field_at(root: type[Model], path: Sequence[Step]) -> FieldInfo | None:
+    """Return the field at a path, or None."""
+    if not path or not _is_model(model := type_at(root, path[:-1])):
+        return None
+    return yaml_fields(model).get(str(path[-1]))
+
+
+def model_at(root: type[Model], path: Sequence[Step]) -> type[Model] | None:
+    """Return the model at a path, or None if the type there is no model."""
+    found = type_at(root, path)
+    return found if _is_model(found) else None
+
+
+def paths_to(root: type[Model], name: str) -> Iterator[tuple[str, ...]]:
+    """Yield all paths below a model whose last step equals ``name`` up to case and separators. Lists are skipped."""
+    for alias, field in yaml_fields(root).items():
+        if _plain(alias) == _plain(name):
+            yield (alias,)
+        if _is_model(below := _bare(field.annotation)):
+            for path in paths_to(below, name):
+                yield (alias, *path)
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the candidate most similar to ``name``, ignoring case and separators; None if none is close."""
+    by_plain = {_plain(candidate): candidate for candidate in candidates}
+    close = difflib.get_close_matches(_plain(name), by_plain, n=1, cutoff=0.7)
+    return by_plain[close[0]] if close else None
+
+
+def spelled(path: Sequence[Step]) -> str:
+    """Return a path for messages: ``spec.filter.eventTypes[1]``, ``spec.sink.kafka.config["linger.ms"]``."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif step.isidentifier():
+            text += f".{step}" if text else step
+        else:
+            text += f'["{step}"]'
+    return text
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").replace("-", "").lower()
+
+
+def _is_model(candidate: Any) -> bool:
+    return isinstance(candidate, type) and issubclass(candidate, Model)
+
+
+def _bare(annotation: Any) -> Any:
+    """Return the type without ``Annotated`` and ``| None``."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif NoneType in get_args(annotation):
+            annotation = next(argument for argument in get_args(annotation) if argument is not NoneType)
+        else:
+            return annotation

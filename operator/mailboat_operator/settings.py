@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from mailboat_spec.durations import Duration, between
 from mailboat_spec.formats import DnsLabel, DnsSubdomain, Form
+from mailboat_spec.scalars import Duration, between
 from mailboat_spec.structured_logs import LogFormat
 
 ENVIRONMENT_PREFIX: Final = "MAILBOAT_"

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 
 from mailboat_spec import read_documents
 from mailboat_spec.crds import definitions
-from mailboat_spec.durations import Duration
-from mailboat_spec.field_paths import field_at
 from mailboat_spec.redaction import (
     NOT_THE_SECRET_ITSELF,
     PASSWORD_IN_URL,
@@ -24,6 +22,8 @@ from mailboat_spec.redaction import (
     contains_password,
     is_secret_setting,
 )
+from mailboat_spec.scalars import Duration
+from mailboat_spec.validation_errors import field_at
 from support.bad_manifests import CONSUMED, RELAY, SUBSCRIPTION
 
 Schema = dict[str, Any]
@@ -154,8 +154,8 @@ def test_lists_declare_how_they_are_merged() -> None:
 def test_columns_lead_to_fields(kind: str) -> None:
     known = {path for of, path, _ in FIELDS if of == kind}
     for column in DEFINITIONS[kind].columns:
-        path = tuple(re.sub(r"\[.*?\]", ".items", column.path).strip(".").split("."))
-        assert path in known or path == ("metadata", "creationTimestamp"), column.path
+        path = tuple(re.sub(r"\[.*?\]", ".items", column["jsonPath"]).strip(".").split("."))
+        assert path in known or path == ("metadata", "creationTimestamp"), column["jsonPath"]
 
 
 # ---- names that the CRD rules take for secrets are secrets for the models as well -----

@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 
 import mailboat_spec
 from mailboat_spec import ConditionType, Duration, EventSubscription, OutboxRelay, Reason
-from mailboat_spec.base import Model
-from mailboat_spec.field_paths import field_at, model_at, nearest, paths_to, spelled
+from mailboat_spec.base import Model, one_line
+from mailboat_spec.validation_errors import field_at, model_at, nearest, paths_to, spelled
 
 
 def every_field() -> Iterator[tuple[str, FieldInfo]]:
@@ -32,7 +32,7 @@ FIELDS = dict(every_field())
 
 @pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS.keys())
 def test_a_field_has_a_description_with_its_default(field: FieldInfo) -> None:
-    text = field.description or ""
+    text = one_line(field.description or "")
     assert text.endswith(".")
     assert field.is_required() is ("Default: " not in text)
     if isinstance(field.default, BaseModel | tuple) or field.default in (None, "") or field.is_required():

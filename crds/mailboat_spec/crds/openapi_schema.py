@@ -18,8 +18,8 @@ from typing import Any, Final
 from pydantic.json_schema import GenerateJsonSchema
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import RULES
-from mailboat_spec.durations import Duration
+from mailboat_spec.rules import RULES
+from mailboat_spec.scalars import Duration
 
 Schema = dict[str, Any]
 
@@ -61,9 +61,10 @@ class _Translation:
             result["additionalProperties"] = self.of(values)
         if "items" in written:
             result["items"] = self.of(written["items"])
-        if RULES in result:
+        if RULES in result and not self._report:
             result[RULES] = [_in_order(rule, _RULE) for rule in result[RULES]]
-        self._settle_strings(result)
+            for name in _REPLACED_BY_RULES:
+                result.pop(name, None)
         _settle_numbers(result)
         if "x-kubernetes-preserve-unknown-fields" in result:
             result.pop(RULES, None)  # CEL rules can't access fields without a schema
@@ -91,17 +92,10 @@ class _Translation:
             return {**self._without_references(given), **own}
         return written
 
-    def _settle_strings(self, result: Schema) -> None:
-        if RULES in result and not self._report:
-            for name in _REPLACED_BY_RULES:
-                result.pop(name, None)
-        if "const" in result:
-            result["enum"] = [result.pop("const")]
-
 
 _KEPT: Final = frozenset(
     {
-        "type", "description", "default", "enum", "const", "required", "format", "pattern", "anyOf",
+        "type", "description", "default", "enum", "required", "format", "pattern", "anyOf",
         "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
     }
 )  # fmt: skip

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from mailboat_spec.cel_rules import RULES
 from mailboat_spec.crds.definitions import Definition
 from mailboat_spec.crds.openapi_schema import Schema
+from mailboat_spec.rules import RULES
 
 _INTRODUCTION: Final = """\
 # The resources
@@ -43,8 +43,7 @@ def reference(definitions: tuple[Definition, ...]) -> str:
 
 def _of_kind(definition: Definition) -> Iterator[str]:
     schema = definition.schema()
-    names = ", ".join(f"`{name}`" for name in definition.short_names)
-    yield f"## {definition.kind}\n\n{schema['description']} Short name: {names}.\n"
+    yield f"## {definition.kind}\n\n{schema['description']} Short name: `{definition.short_name}`.\n"
     yield from _rules(schema)
     for part in ("spec", "status"):
         yield from _section(definition.kind, part, schema["properties"][part])

@@ -8,20 +8,17 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.constraints import exactly_one
-from mailboat_spec.durations import Duration, between
 from mailboat_spec.formats import RedisPrefix
-from mailboat_spec.references import SecretKeyRef
-from mailboat_spec.resources.connections import Connection
+from mailboat_spec.references import Connection, SecretKeyRef
+from mailboat_spec.rules import exactly_one
+from mailboat_spec.scalars import Duration, between
 
 
 class OnUnavailable(StrEnum):
     """Policy while the store can't be reached."""
 
     WAIT = "Wait"
-    """Handle nothing. No attempt is counted."""
     HANDLE = "Handle"
-    """Handle events without the store: duplicates are handled again."""
 
 
 class IdempotencyRedis(Connection):
@@ -36,28 +33,16 @@ class IdempotencyRedis(Connection):
         "redis+cluster",
     )
 
-    ca_secret_ref: SecretKeyRef | None = Field(
-        default=None,
-        description="Key of a Secret that holds the CA certificates of the server in PEM, for URLs with rediss. "
-        "Default: none, the certificates of the system.",
-    )
-    prefix: RedisPrefix = Field(
-        default="mailboat",
-        description="First part of the keys, which are PREFIX:CONSUMER:EVENT-ID. Default: mailboat.",
-    )
-    consumer: RedisPrefix | None = Field(
-        default=None,
-        description="Second part of the keys. Set it to continue with the keys of another helper. Default: none, which "
-        "means NAMESPACE.NAME of this subscription.",
-    )
-    replicas: int = Field(
-        default=0,
-        strict=True,
-        ge=0,
-        le=5,
-        description="Replicas that must confirm a write before an event counts as handled, between 0 and 5. Default: "
-        "0, none.",
-    )
+    ca_secret_ref: SecretKeyRef | None = None
+    """Key of a Secret that holds the CA certificates of the server in PEM, for URLs with rediss. Default: none, the
+    certificates of the system."""
+    prefix: RedisPrefix = "mailboat"
+    """First part of the keys, which are PREFIX:CONSUMER:EVENT-ID. Default: mailboat."""
+    consumer: RedisPrefix | None = None
+    """Second part of the keys. Set it to continue with the keys of another helper. Default: none, which means
+    NAMESPACE.NAME of this subscription."""
+    replicas: int = Field(default=0, strict=True, ge=0, le=5)
+    """Replicas that must confirm a write before an event counts as handled, between 0 and 5. Default: 0, none."""
 
 
 class IdempotencyPostgres(Connection):
@@ -76,30 +61,20 @@ class Idempotency(Model):
         both="has redis and postgres: remove one of them",
     )
 
-    redis: IdempotencyRedis | None = Field(
-        default=None,
-        description="Redis or Valkey remembers handled events: effects happen at least once, and twice only after a "
-        "crash between effect and mark. Default: none.",
-    )
-    postgres: IdempotencyPostgres | None = Field(
-        default=None,
-        description="An inbox table remembers handled events, in the transaction of the handler: effects in that "
-        "database happen exactly once. Default: none.",
-    )
-    ttl: Annotated[Duration, between("1m", "87600h")] = Field(
-        default=Duration.parse("720h"),
-        description="How long a handled event is remembered, as a duration between 1m and 87600h. Default: 720h.",
-    )
-    lease: Annotated[Duration, between("1s", "1h")] = Field(
-        default=Duration.parse("30s"),
-        description="Time after which the event of a dead consumer is handled by another one, as a duration between 1s "
-        "and 1h. Leases are renewed while handlers run. Default: 30s.",
-    )
-    on_unavailable: OnUnavailable = Field(
-        default=OnUnavailable.WAIT,
-        description="What happens while the store can't be reached: Wait (nothing is handled, no attempt is counted) "
-        "or Handle (without detection of duplicates). Default: Wait.",
-    )
+    redis: IdempotencyRedis | None = None
+    """Redis or Valkey remembers handled events: effects happen at least once, and twice only after a crash between
+    effect and mark. Default: none."""
+    postgres: IdempotencyPostgres | None = None
+    """An inbox table remembers handled events, in the transaction of the handler: effects in that database happen
+    exactly once. Default: none."""
+    ttl: Annotated[Duration, between("1m", "87600h")] = Duration.parse("720h")
+    """How long a handled event is remembered, as a duration between 1m and 87600h. Default: 720h."""
+    lease: Annotated[Duration, between("1s", "1h")] = Duration.parse("30s")
+    """Time after which the event of a dead consumer is handled by another one, as a duration between 1s and 1h. Leases
+    are renewed while handlers run. Default: 30s."""
+    on_unavailable: OnUnavailable = OnUnavailable.WAIT
+    """What happens while the store can't be reached: Wait (nothing is handled, no attempt is counted) or Handle
+    (without detection of duplicates). Default: Wait."""
 
     @property
     def chosen(self) -> IdempotencyRedis | IdempotencyPostgres:

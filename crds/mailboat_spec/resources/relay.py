@@ -9,16 +9,14 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import Rule, RuleReason, unchangeable
-from mailboat_spec.constraints import Constraint, Predicate, absent, differs, equals, given
-from mailboat_spec.durations import Duration, at_most, between, not_longer
 from mailboat_spec.formats import ColumnName, TableName
 from mailboat_spec.names import MAX_RELAY_NAME
-from mailboat_spec.resources.connections import Connection
-from mailboat_spec.resources.resource import Resource
+from mailboat_spec.references import Connection
+from mailboat_spec.resources.resource import Resource, name_constraints
 from mailboat_spec.resources.status import OutboxRelayStatus
 from mailboat_spec.resources.template import PodTemplate
-from mailboat_spec.sizes import Size
+from mailboat_spec.rules import Constraint, Predicate, Rule, RuleReason, absent, differs, equals, given, unchangeable
+from mailboat_spec.scalars import Duration, Size, at_most, between, not_longer
 
 DEFAULT_REPLICAS: Final = 2
 
@@ -27,7 +25,6 @@ class Pooler(StrEnum):
     """Connection pooling between a relay and Postgres."""
 
     AUTO = "Auto"
-    """Detect by probing."""
     DIRECT = "Direct"
     """No pooler, or one in session mode: sessions keep their locks and LISTEN."""
     TRANSACTION = "Transaction"
@@ -52,9 +49,7 @@ class RetentionPolicy(StrEnum):
     """Policy for old events that are not delivered yet."""
 
     HOLD = "Hold"
-    """Undelivered events are kept without a limit."""
     DROP = "Drop"
-    """Undelivered events are dropped beyond a hard limit of age or size."""
 
 
 class Durability(StrEnum):
@@ -85,36 +80,42 @@ class Database(Connection):
 
     schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
 
-    pooler: Pooler = Field(
-        default=Pooler.AUTO,
-        description="What the URL leads to: Direct (Postgres, or a pooler in session mode), Transaction (a pooler in "
-        "transaction mode), or Auto (find out). Default: Auto.",
-    )
+    pooler: Pooler = Pooler.AUTO
+    """What the URL leads to: Direct (Postgres, or a pooler in session mode), Transaction (a pooler in transaction
+    mode), or Auto (find out). Default: Auto."""
 
 
 class Columns(Model):
     """Column names of an existing table that differ from the preset."""
 
-    preset: ColumnsPreset | None = Field(
-        default=None,
-        description="Layout to start from: mailboat (columns have the names of the fields, in snake_case) or debezium "
-        "(id: position, eventId: id, eventType: type, aggregateType: aggregatetype, aggregateId and key: aggregateid; "
-        "the others as mailboat). Default: none, mailboat.",
-    )
-    id: ColumnName | None = Field(default=None, description="Position of the event. Default: the preset's.")
-    event_id: ColumnName | None = Field(default=None, description="Identity of the event. Default: the preset's.")
-    event_type: ColumnName | None = Field(default=None, description="Type of the event. Default: the preset's.")
-    aggregate_type: ColumnName | None = Field(default=None, description="Type of the aggregate. Default: the preset's.")
-    aggregate_id: ColumnName | None = Field(default=None, description="Id of the aggregate. Default: the preset's.")
-    key: ColumnName | None = Field(default=None, description="What order is kept by. Default: the preset's.")
-    payload: ColumnName | None = Field(default=None, description="The event's data. Default: the preset's.")
-    content_type: ColumnName | None = Field(default=None, description="Media type of the data. Default: the preset's.")
-    headers: ColumnName | None = Field(default=None, description="The application's headers. Default: the preset's.")
-    tags: ColumnName | None = Field(default=None, description="Tags of the event. Default: the preset's.")
-    traceparent: ColumnName | None = Field(default=None, description="W3C trace context. Default: the preset's.")
-    created_at: ColumnName | None = Field(
-        default=None, description="When the event was written. Default: the preset's."
-    )
+    preset: ColumnsPreset | None = None
+    """Layout to start from: mailboat (columns have the names of the fields, in snake_case) or debezium (id: position,
+    eventId: id, eventType: type, aggregateType: aggregatetype, aggregateId and key: aggregateid; the others as
+    mailboat). Default: none, mailboat."""
+    id: ColumnName | None = None
+    """Position of the event. Default: the preset's."""
+    event_id: ColumnName | None = None
+    """Identity of the event. Default: the preset's."""
+    event_type: ColumnName | None = None
+    """Type of the event. Default: the preset's."""
+    aggregate_type: ColumnName | None = None
+    """Type of the aggregate. Default: the preset's."""
+    aggregate_id: ColumnName | None = None
+    """Id of the aggregate. Default: the preset's."""
+    key: ColumnName | None = None
+    """What order is kept by. Default: the preset's."""
+    payload: ColumnName | None = None
+    """The event's data. Default: the preset's."""
+    content_type: ColumnName | None = None
+    """Media type of the data. Default: the preset's."""
+    headers: ColumnName | None = None
+    """The application's headers. Default: the preset's."""
+    tags: ColumnName | None = None
+    """Tags of the event. Default: the preset's."""
+    traceparent: ColumnName | None = None
+    """W3C trace context. Default: the preset's."""
+    created_at: ColumnName | None = None
+    """When the event was written. Default: the preset's."""
 
 
 _SOME_SIZE: Final = Predicate(
@@ -150,52 +151,34 @@ class Retention(Model):
         Constraint("maxBytes", "must be more than 0: everything would be removed", absent("maxBytes") | _SOME_SIZE),
     )
 
-    after: Annotated[Duration, between("1m", "87600h")] = Field(
-        default=Duration.parse("720h"),
-        description="Age after which delivered events are removed, as a duration between 1m and 87600h. Default: 720h.",
-    )
-    policy: RetentionPolicy = Field(
-        default=RetentionPolicy.HOLD,
-        description="What happens to events that are older and not delivered: Hold (kept) or Drop (removed beyond "
-        "maxAge or maxBytes). Default: Hold.",
-    )
-    max_age: Annotated[Duration, between("1m", "87600h")] | None = Field(
-        default=None,
-        description="Drop only: age beyond which undelivered events are removed too, not below after. Default: none.",
-    )
-    max_bytes: Size | None = Field(
-        default=None,
-        description='Drop only: size of the outbox, in bytes ("10Gi"), beyond which the oldest events are removed. '
-        "Default: none.",
-    )
+    after: Annotated[Duration, between("1m", "87600h")] = Duration.parse("720h")
+    """Age after which delivered events are removed, as a duration between 1m and 87600h. Default: 720h."""
+    policy: RetentionPolicy = RetentionPolicy.HOLD
+    """What happens to events that are older and not delivered: Hold (kept) or Drop (removed beyond maxAge or maxBytes).
+    Default: Hold."""
+    max_age: Annotated[Duration, between("1m", "87600h")] | None = None
+    """Drop only: age beyond which undelivered events are removed too, not below after. Default: none."""
+    max_bytes: Size | None = None
+    """Drop only: size of the outbox, in bytes ("10Gi"), beyond which the oldest events are removed. Default: none."""
 
 
 class Outbox(Model):
     """The table that applications insert events into."""
 
-    tracking: Tracking = Field(
-        default=Tracking.LOG,
-        description="How progress is stored: Log (cursors beside an append-only table). Default: Log.",
-    )
-    table: TableName = Field(
-        default="mailboat.outbox", description="The table, as schema.table. Default: mailboat.outbox."
-    )
-    columns: Columns = Field(
-        default_factory=Columns,
-        description="Names of columns of an existing table. Default: the layout of mailboat.outbox.",
-    )
-    manage_schema: bool = Field(
-        default=True,
-        strict=True,
-        description="true: tables are created and migrated; false: they are only verified, and what is missing is "
-        "said. Default: true.",
-    )
-    retention: Retention = Field(default_factory=Retention, description="How long events stay. Default: 720h, Hold.")
-    durability: Durability = Field(
-        default=Durability.FLUSHED,
-        description="How safe an event must be before it is published: Committed (visible), Flushed (on the "
-        "primary's disk) or Replicated (on the synchronous standbys). Default: Flushed.",
-    )
+    tracking: Tracking = Tracking.LOG
+    """How progress is stored: Log (cursors beside an append-only table). Default: Log."""
+    table: TableName = "mailboat.outbox"
+    """The table, as schema.table. Default: mailboat.outbox."""
+    columns: Columns = Field(default_factory=Columns)
+    """Names of columns of an existing table. Default: the layout of mailboat.outbox."""
+    manage_schema: bool = Field(default=True, strict=True)
+    """true: tables are created and migrated; false: they are only verified, and what is missing is said. Default:
+    true."""
+    retention: Retention = Field(default_factory=Retention)
+    """How long events stay. Default: 720h, Hold."""
+    durability: Durability = Durability.FLUSHED
+    """How safe an event must be before it is published: Committed (visible), Flushed (on the primary's disk) or
+    Replicated (on the synchronous standbys). Default: Flushed."""
 
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
@@ -208,25 +191,14 @@ class Wake(Model):
 
     constraints = (not_longer("pollInterval", than="maxIdleInterval"),)
 
-    notify: Notify = Field(
-        default=Notify.AUTO,
-        description="When writers send NOTIFY: Auto (only while a relay is idle), Always or Never. Default: Auto.",
-    )
-    poll_interval: Annotated[Duration, between("1ms", "10m")] = Field(
-        default=Duration.parse("500ms"),
-        description="Time between two polls, as a duration between 1ms and 10m. Default: 500ms.",
-    )
-    idle_after: int = Field(
-        default=3,
-        strict=True,
-        ge=1,
-        le=1_000_000,
-        description="Empty polls after which the interval begins to double. Default: 3.",
-    )
-    max_idle_interval: Annotated[Duration, between("1ms", "1h")] = Field(
-        default=Duration.parse("60s"),
-        description="Longest interval between two polls, as a duration up to 1h. Default: 60s.",
-    )
+    notify: Notify = Notify.AUTO
+    """When writers send NOTIFY: Auto (only while a relay is idle), Always or Never. Default: Auto."""
+    poll_interval: Annotated[Duration, between("1ms", "10m")] = Duration.parse("500ms")
+    """Time between two polls, as a duration between 1ms and 10m. Default: 500ms."""
+    idle_after: int = Field(default=3, strict=True, ge=1, le=1_000_000)
+    """Empty polls after which the interval begins to double. Default: 3."""
+    max_idle_interval: Annotated[Duration, between("1ms", "1h")] = Duration.parse("60s")
+    """Longest interval between two polls, as a duration up to 1h. Default: 60s."""
 
 
 def _replicas(given: dict[str, Any]) -> int | None:
@@ -245,32 +217,36 @@ class OutboxRelaySpec(Model):
         ),
     )
 
-    database: Database = Field(description="The database that holds the outbox: urlSecretRef, or url.")
-    outbox: Outbox = Field(default_factory=Outbox, description="The table. Default: mailboat.outbox, managed.")
-    runtime: Runtime = Field(
-        default=Runtime.DEPLOYMENT,
-        description="Where relays run: Deployment (pods of their own) or Sidecar (inside the application's pods). "
-        "Default: Deployment.",
-    )
-    replicas: int | None = Field(
-        default_factory=_replicas,
-        strict=True,
-        ge=0,
-        le=1000,
-        description=f"Deployment only: how many relays run. Default: {DEFAULT_REPLICAS}; a Sidecar has none.",
-    )
-    wake: Wake = Field(default_factory=Wake, description="How relays learn of new events. Default: polls of 500ms.")
-    template: PodTemplate = Field(default_factory=PodTemplate, description="Additions to the pods. Default: none.")
+    database: Database
+    """The database that holds the outbox: urlSecretRef, or url."""
+    outbox: Outbox = Field(default_factory=Outbox)
+    """The table. Default: mailboat.outbox, managed."""
+    runtime: Runtime = Runtime.DEPLOYMENT
+    """Where relays run: Deployment (pods of their own) or Sidecar (inside the application's pods). Default:
+    Deployment."""
+    replicas: int | None = Field(default_factory=_replicas, strict=True, ge=0, le=1000)
+    """Deployment only: how many relays run. Default: 2; a Sidecar has none."""
+    wake: Wake = Field(default_factory=Wake)
+    """How relays learn of new events. Default: polls of 500ms."""
+    template: PodTemplate = Field(default_factory=PodTemplate)
+    """Additions to the pods. Default: none."""
 
 
 class OutboxRelay(Resource):
     """One outbox, and the relays that serve it."""
 
-    max_name: ClassVar[int] = MAX_RELAY_NAME
-    names_a_service: ClassVar[bool] = True
-
-    kind: Literal["OutboxRelay"] = Field(default="OutboxRelay", description="Always OutboxRelay. Default: OutboxRelay.")
-    spec: OutboxRelaySpec = Field(description="What the relay should be.")
-    status: OutboxRelayStatus | None = Field(
-        default=None, description="How it is doing. Written by the operator. Default: none."
+    constraints = (
+        *name_constraints(MAX_RELAY_NAME),
+        Constraint(
+            "metadata.name",
+            "must begin with a letter: a Service is named after it, and its name may not begin with a digit",
+            Predicate("!self.metadata.name.matches('^[0-9]')", lambda relay: not relay.metadata.name[0].isdigit()),
+        ),
     )
+
+    kind: Literal["OutboxRelay"] = "OutboxRelay"
+    """Always OutboxRelay. Default: OutboxRelay."""
+    spec: OutboxRelaySpec
+    """What the relay should be."""
+    status: OutboxRelayStatus | None = None
+    """How it is doing. Written by the operator. Default: none."""

@@ -1,49 +1,76 @@
-"""Base of both kinds as Kubernetes objects: apiVersion, metadata, and a leniently parsed status."""
+"""Base of both kinds as Kubernetes objects: apiVersion, metadata, and a leniently parsed status.
+
+The metadata are the part of Kubernetes' ObjectMeta that Mailboat reads. Other fields that a server sets are ignored, so
+that the output of ``kubectl get -o yaml`` is a valid config file. Other names (``lables``) are refused like any unknown
+field.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, Final, Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import Rule
-from mailboat_spec.constraints import Refusal
-from mailboat_spec.formats import DNS_LABEL
-from mailboat_spec.resources.metadata import Metadata
+from mailboat_spec.formats import DNS_LABEL, DnsLabel
+from mailboat_spec.names import DEFAULT_NAMESPACE
+from mailboat_spec.rules import Constraint, Predicate
 
-_NO_SERVICE: Final = "must begin with a letter: a Service is named after it, and its name may not begin with a digit"
+_SET_BY_SERVERS: Final = frozenset(
+    {
+        "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers", "generateName",
+        "managedFields", "ownerReferences", "resourceVersion", "selfLink",
+    }
+)  # fmt: skip
+
+
+class Metadata(Model):
+    """Identity of a resource."""
+
+    name: DnsLabel
+    """Name of the resource, unique within its namespace and kind."""
+    namespace: DnsLabel = DEFAULT_NAMESPACE
+    """Namespace of the resource. Default: default."""
+    labels: Mapping[str, str] = Field(default_factory=dict)
+    """Labels of the resource. Default: none."""
+    annotations: Mapping[str, str] = Field(default_factory=dict)
+    """Annotations of the resource. Default: none."""
+    uid: str = ""
+    """Identity given by the API server: a resource created again under the same name is another one. Default: empty,
+    outside Kubernetes."""
+    generation: int = Field(default=0, strict=True, ge=0)
+    """Counts changes of the spec. Default: 0, outside Kubernetes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_server_fields(cls, data: object) -> object:
+        if isinstance(data, Mapping):
+            return {name: value for name, value in data.items() if name not in _SET_BY_SERVERS}
+        return data
+
+
+def name_constraints(longest: int) -> tuple[Constraint, ...]:
+    """Return the constraints of a resource's name."""
+    short = Predicate(
+        f"self.metadata.name.size() <= {longest}", lambda resource: len(resource.metadata.name) <= longest
+    )
+    formed = Predicate(DNS_LABEL.condition("self.metadata.name"), lambda resource: True)  # its type checks it in Python
+    return (
+        Constraint("metadata.name", f"is too long: at most {longest} characters", short),
+        Constraint("metadata.name", DNS_LABEL.message, formed),
+    )
 
 
 class Resource(Model):
     """A named object. Subclasses add ``kind``, ``spec`` and ``status``."""
 
-    max_name: ClassVar[int] = DNS_LABEL.max_length
-    names_a_service: ClassVar[bool] = False
-    """Whether a Service is named after the resource: a Service's name can't begin with a digit."""
+    constraints = name_constraints(DNS_LABEL.max_length)
 
-    api_version: Literal["mailboat.dev/v1alpha1"] = Field(
-        default="mailboat.dev/v1alpha1", description="Always mailboat.dev/v1alpha1. Default: mailboat.dev/v1alpha1."
-    )
-    metadata: Metadata = Field(description="Who the resource is: its name and namespace.")
-
-    def wrong_combinations(self) -> Iterator[Refusal]:
-        if len(self.metadata.name) > self.max_name:
-            yield Refusal(("metadata", "name"), self._too_long())
-        if self.names_a_service and self.metadata.name[0].isdigit():
-            yield Refusal(("metadata", "name"), _NO_SERVICE)
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        yield Rule(f"self.metadata.name.size() <= {cls.max_name}", cls._too_long(), field="metadata.name")
-        yield Rule(DNS_LABEL.condition("self.metadata.name"), DNS_LABEL.message, field="metadata.name")
-        if cls.names_a_service:
-            yield Rule("!self.metadata.name.matches('^[0-9]')", _NO_SERVICE, field="metadata.name")
-
-    @classmethod
-    def _too_long(cls) -> str:
-        return f"is too long: at most {cls.max_name} characters"
+    api_version: Literal["mailboat.dev/v1alpha1"] = "mailboat.dev/v1alpha1"
+    """Always mailboat.dev/v1alpha1. Default: mailboat.dev/v1alpha1."""
+    metadata: Metadata
+    """Who the resource is: its name and namespace."""
 
     @field_validator("status", mode="wrap", check_fields=False)
     @classmethod

@@ -10,13 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import Field
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import AS_SET, FREE_FORM, RULES, Rule, RuleReason, listed, text
-from mailboat_spec.constraints import Refusal, Refused
 from mailboat_spec.formats import (
     EntryPointName,
     HostAndPort,
@@ -28,12 +25,11 @@ from mailboat_spec.formats import (
 from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, secret_names
 from mailboat_spec.references import OptionalSecretRef, SecretKeyRef, UsesSecrets
 from mailboat_spec.resources import kafka_settings
+from mailboat_spec.rules import AS_SET, FREE_FORM, Refusal, Refused, Rule, RuleReason, ValueCheck, listed, text
 
-_MAX_SETTINGS: Final = 256
 
-
-@dataclass(frozen=True, slots=True)
-class WithoutSecrets:
+@dataclass(frozen=True)
+class WithoutSecrets(ValueCheck):
     """Annotation for a mapping of settings without secrets; ``remedy`` names the field for secrets."""
 
     remedy: str
@@ -44,24 +40,18 @@ class WithoutSecrets:
             raise Refused(*(Refusal((name,), self._message()) for name in secrets))
         return settings
 
+    def limits(self) -> JsonSchemaValue:
+        return {"maxProperties": 256}
+
+    def rules(self) -> Iterator[Rule]:
+        is_secret = f"name.matches({text(SECRET_NAME)}) && !name.matches({text(NOT_THE_SECRET_ITSELF)})"
+        yield _of_names(f"!self.exists(name, {is_secret})", is_secret, self._message())
+
     def _message(self) -> str:
         return f"is a secret and must not be written here: put it in a Secret and refer to it by {self.remedy}"
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        is_secret = f"name.matches({text(SECRET_NAME)}) && !name.matches({text(NOT_THE_SECRET_ITSELF)})"
-        rule = Rule(
-            f"!self.exists(name, {is_secret})",
-            f"one of them {self._message()}",
-            reason=RuleReason.FORBIDDEN,
-            message_expression=f"self.filter(name, {is_secret})[0] + {text(f' {self._message()}')}",
-        )
-        return {**handler(schema), "maxProperties": _MAX_SETTINGS, RULES: [rule.as_schema()]}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KafkaSettings(WithoutSecrets):
     """The same for librdkafka settings, limited to an allow-list."""
 
@@ -69,104 +59,94 @@ class KafkaSettings(WithoutSecrets):
 
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the settings, or raise ``Refused`` with each setting that is not allowed."""
-        WithoutSecrets.check(self, settings)
+        super().check(settings)
         reasons = {name: kafka_settings.refusal_reason(name, self.allowed) for name in settings}
         if refusals := [Refusal((name,), reason) for name, reason in reasons.items() if reason]:
             raise Refused(*refusals)
         return settings
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        whole = WithoutSecrets.__get_pydantic_json_schema__(self, schema, handler)
-        names = listed(self.allowed)
-        rule = Rule(
-            f"self.all(name, name in {names})",
-            f"one of them {kafka_settings.NOT_ALLOWED}",
-            reason=RuleReason.FORBIDDEN,
-            message_expression=f"self.filter(name, !(name in {names}))[0] + {text(f' {kafka_settings.NOT_ALLOWED}')}",
-        )
-        return {**whole, RULES: [*whole[RULES], rule.as_schema()]}
+    def rules(self) -> Iterator[Rule]:
+        yield from super().rules()
+        allowed = f"name in {listed(self.allowed)}"
+        yield _of_names(f"self.all(name, {allowed})", f"!({allowed})", kafka_settings.NOT_ALLOWED)
+
+
+def _of_names(expression: str, refused: str, message: str) -> Rule:
+    """Return a rule on the names of settings. Its message begins with the first refused name."""
+    return Rule(
+        expression,
+        f"one of them {message}",
+        reason=RuleReason.FORBIDDEN,
+        message_expression=f"self.filter(name, {refused})[0] + {text(f' {message}')}",
+    )
 
 
 class KafkaServers(UsesSecrets):
     """Address and login of Apache Kafka, or of another server with its protocol. Sinks and sources have them."""
 
-    bootstrap_servers: tuple[HostAndPort, ...] = Field(
-        min_length=1,
-        max_length=64,
-        description="Brokers to ask first, each as host:port.",
-        json_schema_extra=AS_SET,
-    )
-    config_secret_ref: OptionalSecretRef = Field(
-        default=None,
-        description="Secret whose keys are further settings of librdkafka, by the same rules, for example "
-        "sasl.password. Default: none.",
-    )
+    bootstrap_servers: tuple[HostAndPort, ...] = Field(min_length=1, max_length=64, json_schema_extra=AS_SET)
+    """Brokers to ask first, each as host:port."""
+    config_secret_ref: OptionalSecretRef = None
+    """Secret whose keys are further settings of librdkafka, by the same rules, for example sasl.password. Default:
+    none."""
 
 
 class KafkaSink(KafkaServers):
     """Apache Kafka, or another server with its protocol."""
 
-    topic: KafkaTopic = Field(description="Topic that events are produced to.")
-    config: Annotated[Mapping[str, str], KafkaSettings("configSecretRef: {name: ...}")] = Field(
-        default_factory=dict,
-        description="Settings of librdkafka, each value in quotes, for example security.protocol: SASL_SSL. Those that "
-        "run commands, read files or weaken guarantees are refused. Secrets go into configSecretRef. Default: none.",
-    )
+    topic: KafkaTopic
+    """Topic that events are produced to."""
+    config: Annotated[Mapping[str, str], KafkaSettings("configSecretRef: {name: ...}")] = Field(default_factory=dict)
+    """Settings of librdkafka, each value in quotes, for example security.protocol: SASL_SSL. Those that run commands,
+    read files or weaken guarantees are refused. Secrets go into configSecretRef. Default: none."""
 
 
 class PubSubService(UsesSecrets):
     """Project, address and login of Google Cloud Pub/Sub. Sinks and sources have them."""
 
-    project: PubSubProject = Field(description="Id of the Google Cloud project.")
-    endpoint: HostAndPort | None = Field(
-        default=None,
-        description="host:port of the service where it is not the global one (a region, an emulator). Default: none, "
-        "the global one, or PUBSUB_EMULATOR_HOST where that is set.",
-    )
-    credentials_secret_ref: SecretKeyRef | None = Field(
-        default=None,
-        description="Key of a Secret that holds a service account's JSON key. Default: none, the credentials of the "
-        "environment (workload identity).",
-    )
+    project: PubSubProject
+    """Id of the Google Cloud project."""
+    endpoint: HostAndPort | None = None
+    """host:port of the service where it is not the global one (a region, an emulator). Default: none, the global one,
+    or PUBSUB_EMULATOR_HOST where that is set."""
+    credentials_secret_ref: SecretKeyRef | None = None
+    """Key of a Secret that holds a service account's JSON key. Default: none, the credentials of the environment
+    (workload identity)."""
 
 
 class PubSubSink(PubSubService):
     """Google Cloud Pub/Sub."""
 
-    topic: PubSubTopic = Field(description="Topic that events are published to, without projects/.../topics/.")
+    topic: PubSubTopic
+    """Topic that events are published to, without projects/.../topics/."""
 
 
 class LogSink(UsesSecrets):
     """JSON lines, for trying things out."""
 
-    path: NonEmpty | None = Field(
-        default=None, description="File that lines are appended to. Default: none, standard output."
-    )
+    path: NonEmpty | None = None
+    """File that lines are appended to. Default: none, standard output."""
 
 
 class CustomSink(UsesSecrets):
     """A third-party sink, found by its entry point."""
 
-    type: EntryPointName = Field(description='Name that the sink\'s package registers under "mailboat.sinks".')
+    type: EntryPointName
+    """Name that the sink's package registers under "mailboat.sinks"."""
     config: Annotated[Mapping[str, Any], WithoutSecrets("configSecretRef: {name: ...}")] = Field(
-        default_factory=dict,
-        description="Whatever that sink takes. Secrets go into configSecretRef. Default: none.",
-        json_schema_extra=FREE_FORM,
+        default_factory=dict, json_schema_extra=FREE_FORM
     )
-    config_secret_ref: OptionalSecretRef = Field(
-        default=None, description="Secret whose content is handed to the sink. Default: none."
-    )
+    """Whatever that sink takes. Secrets go into configSecretRef. Default: none."""
+    config_secret_ref: OptionalSecretRef = None
+    """Secret whose content is handed to the sink. Default: none."""
 
 
 class PullSink(UsesSecrets):
     """No destination: applications pull the events."""
 
-    emit_dead_letters: bool = Field(
-        default=False,
-        strict=True,
-        description="Whether each dead letter is emitted into the outbox as an event of type mailboat.dead-letter, for "
-        "another subscription to carry to a topic. Default: false.",
-    )
+    emit_dead_letters: bool = Field(default=False, strict=True)
+    """Whether each dead letter is emitted into the outbox as an event of type mailboat.dead-letter, for another
+    subscription to carry to a topic. Default: false."""
 
 
 _KEEP_ONE: Final = "keep one, and give each other one a subscription of its own"
@@ -177,31 +157,19 @@ AnySink = KafkaSink | PubSubSink | LogSink | CustomSink | PullSink
 class Sink(Model):
     """Exactly one destination."""
 
-    kafka: KafkaSink | None = Field(
-        default=None,
-        description="A topic of Apache Kafka, or of anything that speaks its protocol (Redpanda, Event Hubs, ...). Key "
-        "order is kept by Kafka's own partitions: the event's key is the message's key. Default: none.",
-    )
-    pubsub: PubSubSink | None = Field(
-        default=None,
-        description="A topic of Google Cloud Pub/Sub. The event's key is the ordering key; subscriptions must have "
-        "message ordering enabled to make use of it. Default: none.",
-    )
-    log: LogSink | None = Field(
-        default=None,
-        description="JSON lines on the relay's standard output or in a file, for trying things out; written log: {}. "
-        "Default: none.",
-    )
-    custom: CustomSink | None = Field(
-        default=None,
-        description="A sink of a third party, installed in the relay's image and found by its entry point. "
-        "Default: none.",
-    )
-    pull: PullSink | None = Field(
-        default=None,
-        description="Nowhere: consumers take the events out of the database with mailboat.pull, in the transaction of "
-        "their effects. Relays only report the lag. Written pull: {}. Default: none.",
-    )
+    kafka: KafkaSink | None = None
+    """A topic of Apache Kafka, or of anything that speaks its protocol (Redpanda, Event Hubs, ...). Key order is kept
+    by Kafka's own partitions: the event's key is the message's key. Default: none."""
+    pubsub: PubSubSink | None = None
+    """A topic of Google Cloud Pub/Sub. The event's key is the ordering key; subscriptions must have message ordering
+    enabled to make use of it. Default: none."""
+    log: LogSink | None = None
+    """JSON lines on the relay's standard output or in a file, for trying things out; written log: {}. Default: none."""
+    custom: CustomSink | None = None
+    """A sink of a third party, installed in the relay's image and found by its entry point. Default: none."""
+    pull: PullSink | None = None
+    """Nowhere: consumers take the events out of the database with mailboat.pull, in the transaction of their effects.
+    Relays only report the lag. Written pull: {}. Default: none."""
 
     def wrong_combinations(self) -> Iterator[Refusal]:
         given = [name for name in type(self).model_fields if getattr(self, name) is not None]

@@ -9,10 +9,10 @@ from typing import Annotated
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.constraints import exactly_one
 from mailboat_spec.formats import KafkaGroup, KafkaTopic, PubSubSubscription
 from mailboat_spec.resources import kafka_settings
 from mailboat_spec.resources.sinks import KafkaServers, KafkaSettings, PubSubService
+from mailboat_spec.rules import exactly_one
 
 
 class GroupProtocol(StrEnum):
@@ -27,24 +27,18 @@ class GroupProtocol(StrEnum):
 class KafkaSource(KafkaServers):
     """A topic of Apache Kafka, or of another server with its protocol."""
 
-    topic: KafkaTopic = Field(description="Topic that events are consumed from.")
-    group: KafkaGroup | None = Field(
-        default=None,
-        description="Consumer group, which stores the progress. Default: none, which means NAMESPACE.NAME of this "
-        "subscription.",
-    )
-    group_protocol: GroupProtocol = Field(
-        default=GroupProtocol.CLASSIC,
-        description="Classic (every broker) or Consumer (KIP-848, Apache Kafka 4.0 and later). Default: Classic.",
-    )
+    topic: KafkaTopic
+    """Topic that events are consumed from."""
+    group: KafkaGroup | None = None
+    """Consumer group, which stores the progress. Default: none, which means NAMESPACE.NAME of this subscription."""
+    group_protocol: GroupProtocol = GroupProtocol.CLASSIC
+    """Classic (every broker) or Consumer (KIP-848, Apache Kafka 4.0 and later). Default: Classic."""
     config: Annotated[
         Mapping[str, str], KafkaSettings("configSecretRef: {name: ...}", kafka_settings.SOURCE_ALLOWED)
-    ] = Field(
-        default_factory=dict,
-        description="Settings of librdkafka for the consumer and for the producer of dead letters, each value in "
-        "quotes, for example security.protocol: SASL_SSL. Those that run commands, read files or weaken guarantees are "
-        "refused. Secrets go into configSecretRef. Default: none.",
-    )
+    ] = Field(default_factory=dict)
+    """Settings of librdkafka for the consumer and for the producer of dead letters, each value in quotes, for example
+    security.protocol: SASL_SSL. Those that run commands, read files or weaken guarantees are refused. Secrets go into
+    configSecretRef. Default: none."""
 
     @property
     def stream(self) -> str:
@@ -55,9 +49,8 @@ class KafkaSource(KafkaServers):
 class PubSubSource(PubSubService):
     """A subscription of Google Cloud Pub/Sub."""
 
-    subscription: PubSubSubscription = Field(
-        description="Pub/Sub subscription that events are pulled from, without projects/.../subscriptions/."
-    )
+    subscription: PubSubSubscription
+    """Pub/Sub subscription that events are pulled from, without projects/.../subscriptions/."""
 
     @property
     def stream(self) -> str:
@@ -75,16 +68,12 @@ class Source(Model):
         both="has kafka and pubsub: keep one, and give the other one a subscription of its own",
     )
 
-    kafka: KafkaSource | None = Field(
-        default=None,
-        description="A topic of Apache Kafka, or of anything that speaks its protocol. Events of one key are handled "
-        "in order, one at a time. Default: none.",
-    )
-    pubsub: PubSubSource | None = Field(
-        default=None,
-        description="A subscription of Google Cloud Pub/Sub. With message ordering enabled, events of one ordering key "
-        "are handled in order, one at a time. Default: none.",
-    )
+    kafka: KafkaSource | None = None
+    """A topic of Apache Kafka, or of anything that speaks its protocol. Events of one key are handled in order, one at
+    a time. Default: none."""
+    pubsub: PubSubSource | None = None
+    """A subscription of Google Cloud Pub/Sub. With message ordering enabled, events of one ordering key are handled in
+    order, one at a time. Default: none."""
 
     @property
     def kind(self) -> str:

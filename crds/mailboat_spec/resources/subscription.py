@@ -9,8 +9,6 @@ from typing import Final, Literal
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import AS_SET, Rule, RuleReason, unchangeable
-from mailboat_spec.constraints import Constraint, Refusal, absent, differs, equals, given
 from mailboat_spec.formats import NonEmpty
 from mailboat_spec.patterns import Pattern
 from mailboat_spec.references import RelayRef
@@ -21,7 +19,19 @@ from mailboat_spec.resources.sinks import Sink
 from mailboat_spec.resources.sources import Source
 from mailboat_spec.resources.status import EventSubscriptionStatus
 from mailboat_spec.resources.subscription_constraints import DEAD_LETTER_CONSTRAINTS, SOURCE_CONSTRAINTS
-from mailboat_spec.timestamps import Timestamp
+from mailboat_spec.rules import (
+    AS_SET,
+    Constraint,
+    Refusal,
+    Rule,
+    RuleReason,
+    absent,
+    differs,
+    equals,
+    given,
+    unchangeable,
+)
+from mailboat_spec.scalars import Timestamp
 
 
 class State(StrEnum):
@@ -68,24 +78,12 @@ _NONE_OF_ANY: Final = "holds every tag of anyOf, so that nothing would match: re
 class Tags(Model):
     """Conditions on an event's tags, all of which must hold. Whole tags are compared, case-sensitively."""
 
-    all_of: tuple[NonEmpty, ...] = Field(
-        default=(),
-        max_length=64,
-        description="Tags that an event must all have. Default: none.",
-        json_schema_extra=AS_SET,
-    )
-    any_of: tuple[NonEmpty, ...] = Field(
-        default=(),
-        max_length=64,
-        description="Tags of which an event must have at least one. Default: none, no matter.",
-        json_schema_extra=AS_SET,
-    )
-    none_of: tuple[NonEmpty, ...] = Field(
-        default=(),
-        max_length=64,
-        description="Tags that an event must not have. Default: none.",
-        json_schema_extra=AS_SET,
-    )
+    all_of: tuple[NonEmpty, ...] = Field(default=(), max_length=64, json_schema_extra=AS_SET)
+    """Tags that an event must all have. Default: none."""
+    any_of: tuple[NonEmpty, ...] = Field(default=(), max_length=64, json_schema_extra=AS_SET)
+    """Tags of which an event must have at least one. Default: none, no matter."""
+    none_of: tuple[NonEmpty, ...] = Field(default=(), max_length=64, json_schema_extra=AS_SET)
+    """Tags that an event must not have. Default: none."""
 
     def wrong_combinations(self) -> Iterator[Refusal]:
         for tag in sorted(set(self.all_of) & set(self.none_of)):
@@ -114,20 +112,12 @@ class Tags(Model):
 class Filter(Model):
     """Filter of a subscription: an event matches if every given condition holds."""
 
-    event_types: tuple[Pattern, ...] = Field(
-        default=(),
-        max_length=256,
-        description="Patterns (* any characters, ? exactly one) of which the event's type must match one. Default: "
-        "none, all types.",
-        json_schema_extra=AS_SET,
-    )
-    aggregate_types: tuple[Pattern, ...] = Field(
-        default=(),
-        max_length=256,
-        description="Patterns of which the aggregate's type must match one. Default: none, all aggregates.",
-        json_schema_extra=AS_SET,
-    )
-    tags: Tags = Field(default_factory=Tags, description="Conditions on tags. Default: none.")
+    event_types: tuple[Pattern, ...] = Field(default=(), max_length=256, json_schema_extra=AS_SET)
+    """Patterns (* any characters, ? exactly one) of which the event's type must match one. Default: none, all types."""
+    aggregate_types: tuple[Pattern, ...] = Field(default=(), max_length=256, json_schema_extra=AS_SET)
+    """Patterns of which the aggregate's type must match one. Default: none, all aggregates."""
+    tags: Tags = Field(default_factory=Tags)
+    """Conditions on tags. Default: none."""
 
 
 def _only_from(choice: str, field: str, example: str) -> tuple[Constraint, ...]:
@@ -156,21 +146,13 @@ class Start(Model):
         *_only_from("Position", "position", "12345"),
     )
 
-    from_: StartFrom = Field(
-        default=StartFrom.EARLIEST,
-        description="Earliest (all that the outbox still holds), Latest (only what comes from now on), Time or "
-        "Position. Default: Earliest.",
-    )
-    time: Timestamp | None = Field(
-        default=None, description="Time only: events written at or after this time, RFC 3339. Default: none."
-    )
-    position: int | None = Field(
-        default=None,
-        strict=True,
-        ge=0,
-        le=2**63 - 1,
-        description="Position only: events at or after this position (the outbox's column id). Default: none.",
-    )
+    from_: StartFrom = StartFrom.EARLIEST
+    """Earliest (all that the outbox still holds), Latest (only what comes from now on), Time or Position. Default:
+    Earliest."""
+    time: Timestamp | None = None
+    """Time only: events written at or after this time, RFC 3339. Default: none."""
+    position: int | None = Field(default=None, strict=True, ge=0, le=2**63 - 1)
+    """Position only: events at or after this position (the outbox's column id). Default: none."""
 
 
 class ConsumerRuntime(StrEnum):
@@ -185,60 +167,39 @@ class EventSubscriptionSpec(Model):
 
     constraints = (*SOURCE_CONSTRAINTS, *DEAD_LETTER_CONSTRAINTS)
 
-    relay_ref: RelayRef | None = Field(
-        default=None,
-        description="The OutboxRelay whose outbox is read. Default: none; either this or source is needed.",
-    )
-    source: Source | None = Field(
-        default=None,
-        description="The broker that is read instead of an outbox, by consumers that run in the application. Default: "
-        "none; either this or relayRef is needed.",
-    )
-    runtime: ConsumerRuntime | None = Field(
-        default=None,
-        description="Source only: where handlers run: InProcess (in the application, with the Python kit). Default: "
-        "none, which means InProcess with source.",
-    )
-    concurrency: int | None = Field(
-        default=None,
-        strict=True,
-        ge=1,
-        le=1024,
-        description="Source only: events of different keys that one process handles at the same time, between 1 and "
-        "1024. Default: none, which means 32.",
-    )
-    state: State = Field(default=State.RUNNING, description="Running or Paused. Default: Running.")
-    filter: Filter = Field(default_factory=Filter, description="Which events belong to it. Default: all.")
-    partitions: int = Field(
-        default=8,
-        strict=True,
-        ge=1,
-        le=256,
-        description="Slices, by hash of the key, that are moved independently of one another, between 1 and 256. "
-        "Default: 8.",
-    )
-    ordering: Ordering = Field(
-        default=Ordering.KEY, description="What order is kept: Key (per key) or None. Default: Key."
-    )
-    start: Start = Field(default_factory=Start, description="Where a new subscription begins. Default: Earliest.")
-    sink: Sink = Field(
-        description="Where events go: exactly one kind of destination. Passwords and other secrets never stand here, "
-        "each kind refers to Secrets of the same namespace instead. The destination can be changed later: progress is "
-        "kept, and the next events go to the new one."
-    )
-    format: Format = Field(
-        default=Format.CLOUD_EVENTS,
-        description="What messages look like: CloudEvents (binary mode), CloudEventsJson (structured mode), Outbox "
-        "(headers named like the columns of the outbox) or Raw. Default: CloudEvents.",
-    )
-    delivery: Delivery = Field(
-        default_factory=Delivery, description="How hard to try. Default: 25 attempts, 4 with a pull sink."
-    )
-    idempotency: Idempotency | None = Field(
-        default=None,
-        description="Source only: how consumers recognise events that they handled before. Default: none, a "
-        "redelivered event is handled again.",
-    )
+    relay_ref: RelayRef | None = None
+    """The OutboxRelay whose outbox is read. Default: none; either this or source is needed."""
+    source: Source | None = None
+    """The broker that is read instead of an outbox, by consumers that run in the application. Default: none; either
+    this or relayRef is needed."""
+    runtime: ConsumerRuntime | None = None
+    """Source only: where handlers run: InProcess (in the application, with the Python kit). Default: none, which means
+    InProcess with source."""
+    concurrency: int | None = Field(default=None, strict=True, ge=1, le=1024)
+    """Source only: events of different keys that one process handles at the same time, between 1 and 1024. Default:
+    none, which means 32."""
+    state: State = State.RUNNING
+    """Running or Paused. Default: Running."""
+    filter: Filter = Field(default_factory=Filter)
+    """Which events belong to it. Default: all."""
+    partitions: int = Field(default=8, strict=True, ge=1, le=256)
+    """Slices, by hash of the key, that are moved independently of one another, between 1 and 256. Default: 8."""
+    ordering: Ordering = Ordering.KEY
+    """What order is kept: Key (per key) or None. Default: Key."""
+    start: Start = Field(default_factory=Start)
+    """Where a new subscription begins. Default: Earliest."""
+    sink: Sink
+    """Where events go: exactly one kind of destination. Passwords and other secrets never stand here, each kind refers
+    to Secrets of the same namespace instead. The destination can be changed later: progress is kept, and the next
+    events go to the new one."""
+    format: Format = Format.CLOUD_EVENTS
+    """What messages look like: CloudEvents (binary mode), CloudEventsJson (structured mode), Outbox (headers named like
+    the columns of the outbox) or Raw. Default: CloudEvents."""
+    delivery: Delivery = Field(default_factory=Delivery)
+    """How hard to try. Default: 25 attempts, 4 with a pull sink."""
+    idempotency: Idempotency | None = None
+    """Source only: how consumers recognise events that they handled before. Default: none, a redelivered event is
+    handled again."""
 
     @property
     def batch_size(self) -> int:
@@ -285,13 +246,12 @@ class EventSubscriptionSpec(Model):
 class EventSubscription(Resource):
     """One stream of events."""
 
-    kind: Literal["EventSubscription"] = Field(
-        default="EventSubscription", description="Always EventSubscription. Default: EventSubscription."
-    )
-    spec: EventSubscriptionSpec = Field(description="What the subscription should be.")
-    status: EventSubscriptionStatus | None = Field(
-        default=None, description="How it is doing. Written by the operator. Default: none."
-    )
+    kind: Literal["EventSubscription"] = "EventSubscription"
+    """Always EventSubscription. Default: EventSubscription."""
+    spec: EventSubscriptionSpec
+    """What the subscription should be."""
+    status: EventSubscriptionStatus | None = None
+    """How it is doing. Written by the operator. Default: none."""
 
     @property
     def group(self) -> str:

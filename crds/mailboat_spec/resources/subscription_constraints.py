@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from mailboat_spec.cel_rules import RuleReason
-from mailboat_spec.constraints import (
+from mailboat_spec.formats import KAFKA_TOPIC, PUBSUB_TOPIC, Form
+from mailboat_spec.rules import (
     Constraint,
     Predicate,
+    RuleReason,
     absent,
     empty,
     equals,
@@ -16,7 +17,6 @@ from mailboat_spec.constraints import (
     read,
     unlike,
 )
-from mailboat_spec.formats import KAFKA_TOPIC, PUBSUB_TOPIC, Form
 
 _OUTBOX_ONLY: Final = "is for relayRef only, not for source: remove it"
 _SOURCE_ONLY: Final = "is for source only, not for relayRef: remove it"
@@ -68,9 +68,7 @@ SOURCE_CONSTRAINTS: Final = (
     Constraint("delivery.batchSize", _OUTBOX_ONLY, _OUTBOX | absent("delivery.batchSize")),
     Constraint("delivery.groupBy", _OUTBOX_ONLY, _OUTBOX | empty("delivery.groupBy")),
     Constraint(
-        "delivery.groupBy",
-        "is for sink: {pull: {}} only: remove it",
-        empty("delivery.groupBy") | given("sink.pull"),
+        "delivery.groupBy", "is for sink: {pull: {}} only: remove it", empty("delivery.groupBy") | given("sink.pull")
     ),
     Constraint(
         "sink.pull.emitDeadLetters",
@@ -121,9 +119,7 @@ DEAD_LETTER_CONSTRAINTS: Final = (
     ),
     *(
         Constraint(
-            _TOPIC,
-            form.message,
-            absent(f"sink.{kind}") & absent(f"source.{kind}") | absent(_TOPIC) | _topic_has(form),
+            _TOPIC, form.message, absent(f"sink.{kind}") & absent(f"source.{kind}") | absent(_TOPIC) | _topic_has(form)
         )
         for kind, form in (("kafka", KAFKA_TOPIC), ("pubsub", PUBSUB_TOPIC))
     ),

@@ -9,11 +9,10 @@ from typing import Annotated, Any, Final
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from mailboat_spec.base import Model
-from mailboat_spec.cel_rules import FREE_FORM, RULES, Rule, RuleReason, keyed_by, text
-from mailboat_spec.constraints import Constraint, Predicate, absent
 from mailboat_spec.formats import DnsSubdomain, EnvName, Form
 from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, is_secret_setting
 from mailboat_spec.references import SecretRef
+from mailboat_spec.rules import FREE_FORM, RULES, Constraint, Predicate, Rule, RuleReason, absent, keyed_by, text
 
 _QUANTITY: Final = Form(
     r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?",
@@ -45,12 +44,10 @@ Quantity = Annotated[
 class Resources(Model):
     """Compute resources of the relay's container."""
 
-    requests: Mapping[str, Quantity] = Field(
-        default_factory=dict, max_length=32, description="What it is promised. Default: none."
-    )
-    limits: Mapping[str, Quantity] = Field(
-        default_factory=dict, max_length=32, description="What it may use at most. Default: none."
-    )
+    requests: Mapping[str, Quantity] = Field(default_factory=dict, max_length=32)
+    """What it is promised. Default: none."""
+    limits: Mapping[str, Quantity] = Field(default_factory=dict, max_length=32)
+    """What it may use at most. Default: none."""
 
 
 _HARMLESS: Final = Predicate(
@@ -74,15 +71,12 @@ class EnvVar(Model):
         ),
     )
 
-    name: EnvName = Field(description="Name of the variable.")
-    value: str | None = Field(
-        default=None, max_length=32_768, description="Its value; secrets go into valueFrom. Default: empty."
-    )
-    value_from: Mapping[str, Any] | None = Field(
-        default=None,
-        description="Where its value comes from (secretKeyRef, configMapKeyRef, fieldRef, ...). Default: none.",
-        json_schema_extra=FREE_FORM,
-    )
+    name: EnvName
+    """Name of the variable."""
+    value: str | None = Field(default=None, max_length=32_768)
+    """Its value; secrets go into valueFrom. Default: empty."""
+    value_from: Mapping[str, Any] | None = Field(default=None, json_schema_extra=FREE_FORM)
+    """Where its value comes from (secretKeyRef, configMapKeyRef, fieldRef, ...). Default: none."""
 
 
 class TolerationOperator(StrEnum):
@@ -103,55 +97,38 @@ class TaintEffect(StrEnum):
 class Toleration(Model):
     """A taint that the relay's pods put up with."""
 
-    key: str | None = Field(default=None, max_length=317, description="Key of the taint. Default: none, every taint.")
-    operator: TolerationOperator = Field(
-        default=TolerationOperator.EQUAL, description="Exists or Equal. Default: Equal."
-    )
-    value: str | None = Field(default=None, max_length=63, description="Value of the taint, for Equal. Default: none.")
-    effect: TaintEffect | None = Field(
-        default=None, description="NoSchedule, PreferNoSchedule or NoExecute. Default: none, every effect."
-    )
-    toleration_seconds: int | None = Field(
-        default=None, strict=True, description="Seconds to stay on after NoExecute. Default: no limit."
-    )
+    key: str | None = Field(default=None, max_length=317)
+    """Key of the taint. Default: none, every taint."""
+    operator: TolerationOperator = TolerationOperator.EQUAL
+    """Exists or Equal. Default: Equal."""
+    value: str | None = Field(default=None, max_length=63)
+    """Value of the taint, for Equal. Default: none."""
+    effect: TaintEffect | None = None
+    """NoSchedule, PreferNoSchedule or NoExecute. Default: none, every effect."""
+    toleration_seconds: int | None = Field(default=None, strict=True)
+    """Seconds to stay on after NoExecute. Default: no limit."""
 
 
 class PodTemplate(Model):
     """Additions to the relay's pods. A change of them rolls the pods."""
 
-    labels: Mapping[str, str] = Field(default_factory=dict, description="Further labels. Default: none.")
-    annotations: Mapping[str, str] = Field(default_factory=dict, description="Further annotations. Default: none.")
-    resources: Resources = Field(
-        default_factory=Resources, description="Compute resources of the relay's container. Default: the operator's."
-    )
-    env: tuple[EnvVar, ...] = Field(
-        default=(),
-        max_length=128,
-        description="Further environment variables. Default: none.",
-        json_schema_extra=keyed_by("name"),
-    )
-    node_selector: Mapping[str, str] = Field(
-        default_factory=dict, description="Labels of the nodes that pods may run on. Default: none, all nodes."
-    )
-    tolerations: tuple[Toleration, ...] = Field(
-        default=(), max_length=64, description="Taints that pods put up with. Default: none."
-    )
-    affinity: Mapping[str, Any] = Field(
-        default_factory=dict,
-        description="Kubernetes' affinity of a pod, passed on as it is. Default: none.",
-        json_schema_extra=FREE_FORM,
-    )
-    service_account_name: DnsSubdomain | None = Field(
-        default=None, description="Service account of the pods. Default: none, one without a token is made."
-    )
-    image_pull_secrets: tuple[SecretRef, ...] = Field(
-        default=(),
-        max_length=32,
-        description="Secrets for pulling the relay's image. Default: none.",
-        json_schema_extra=keyed_by("name"),
-    )
-    security_context: Mapping[str, Any] = Field(
-        default_factory=dict,
-        description="Security context of the relay's container, merged over the restricted one. Default: none.",
-        json_schema_extra=FREE_FORM,
-    )
+    labels: Mapping[str, str] = Field(default_factory=dict)
+    """Further labels. Default: none."""
+    annotations: Mapping[str, str] = Field(default_factory=dict)
+    """Further annotations. Default: none."""
+    resources: Resources = Field(default_factory=Resources)
+    """Compute resources of the relay's container. Default: the operator's."""
+    env: tuple[EnvVar, ...] = Field(default=(), max_length=128, json_schema_extra=keyed_by("name"))
+    """Further environment variables. Default: none."""
+    node_selector: Mapping[str, str] = Field(default_factory=dict)
+    """Labels of the nodes that pods may run on. Default: none, all nodes."""
+    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=64)
+    """Taints that pods put up with. Default: none."""
+    affinity: Mapping[str, Any] = Field(default_factory=dict, json_schema_extra=FREE_FORM)
+    """Kubernetes' affinity of a pod, passed on as it is. Default: none."""
+    service_account_name: DnsSubdomain | None = None
+    """Service account of the pods. Default: none, one without a token is made."""
+    image_pull_secrets: tuple[SecretRef, ...] = Field(default=(), max_length=32, json_schema_extra=keyed_by("name"))
+    """Secrets for pulling the relay's image. Default: none."""
+    security_context: Mapping[str, Any] = Field(default_factory=dict, json_schema_extra=FREE_FORM)
+    """Security context of the relay's container, merged over the restricted one. Default: none."""

@@ -1,23 +1,118 @@
-"""Constraints between the fields of one model, each defined once for both readers.
+"""Rules of the models, for both readers: Python checks and the CEL that the API server evaluates.
 
-A ``Constraint`` has a field, a message and a ``Predicate``. ``mailboat run`` and the operator evaluate the predicate in
-Python. The CRD contains it as CEL, which the API server evaluates. Both report the same words.
+A ``Constraint`` between the fields of one model has a field, a message and a ``Predicate``. ``mailboat run`` and the
+operator evaluate the predicate in Python. The CRD contains it as CEL, which the API server evaluates. Both report the
+same words. Checks that a constraint can't express are overrides of ``wrong_combinations`` in Python and of
+``admission_rules`` in CEL, with the same messages. Types with a stricter format than a string (durations, names of
+topics) define their own rules.
 
 Fields are named by their path in YAML. The API server fills in defaults before it evaluates rules, so a field with a
-default can only be refused for another value.
+default can only be refused for another value. It limits the estimated cost of a rule before it accepts a CRD. Strings,
+lists and mappings of the models therefore have maximum lengths.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.alias_generators import to_snake
+from pydantic.config import JsonDict
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
-from mailboat_spec.cel_rules import Rule, RuleReason, text
+RULES: Final = "x-kubernetes-validations"
+
+FREE_FORM: Final[JsonDict] = {"x-kubernetes-preserve-unknown-fields": True}
+"""For a field with an external schema: its content is passed on unchanged."""
+
+AS_SET: Final[JsonDict] = {"x-kubernetes-list-type": "set"}
+"""For an unordered list of distinct values: several field managers may each own some of them."""
+
+
+def keyed_by(field: str) -> JsonDict:
+    """Return the schema extension for a list of objects identified by one of their fields."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
+
+
+class RuleReason(StrEnum):
+    """Reason that the API server puts before the message: ``Invalid value``, ``Forbidden``, ``Required value``."""
+
+    INVALID = "FieldValueInvalid"
+    FORBIDDEN = "FieldValueForbidden"
+    REQUIRED = "FieldValueRequired"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One condition that must hold, and the message for a violation."""
+
+    expression: str
+    """CEL, true if valid. ``self`` is the value that the rule is attached to, ``oldSelf`` the one before an update."""
+    message: str
+    field: str = ""
+    """The offending field, relative to the one that the rule is attached to: ``delivery.deadLetter``."""
+    reason: RuleReason = RuleReason.INVALID
+    message_expression: str = ""
+    """CEL for a message that depends on the value. If its evaluation fails, ``message`` is used."""
+
+    def as_schema(self) -> dict[str, Any]:
+        """Return the rule as an entry of ``x-kubernetes-validations``."""
+        written = {"rule": self.expression, "message": self.message}
+        if self.message_expression:
+            written["messageExpression"] = self.message_expression
+        if self.reason is not RuleReason.INVALID:
+            written["reason"] = self.reason.value
+        if self.field:
+            written["fieldPath"] = f".{self.field}"
+        return written
+
+
+class ValueCheck:
+    """Base of annotations that check the value of one field, in Python and in the CRD."""
+
+    def check(self, value: Any) -> Any:
+        """Return the value, or raise ``ValueError``."""
+        raise NotImplementedError
+
+    def rules(self) -> Iterator[Rule]:
+        """Yield the same check as CEL rules."""
+        raise NotImplementedError
+
+    def limits(self) -> JsonSchemaValue:
+        """Return further entries of the schema."""
+        return {}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), **self.limits(), RULES: [rule.as_schema() for rule in self.rules()]}
+
+
+def text(value: str) -> str:
+    """Return a CEL string literal; raw where quotes allow it, so that regular expressions stay readable."""
+    if "'" not in value:
+        return f"r'{value}'" if "\\" in value else f"'{value}'"
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def listed(values: Iterable[str]) -> str:
+    """Return a CEL list of the strings, sorted so that the output is deterministic."""
+    return f"[{', '.join(map(text, sorted(values)))}]"
+
+
+def unchangeable(field: str, why: str) -> Rule:
+    """Return a rule for an immutable field. It must have a default or be required: absence is not compared."""
+    return Rule(
+        f"self.{field} == oldSelf.{field}", f"can't be changed: {why}", field=field, reason=RuleReason.FORBIDDEN
+    )
+
 
 _VALUE: Final = re.compile(r"\{([A-Za-z.]+)\}")
 

@@ -1,0 +1,286 @@
+"""Scalars of manifests that are parsed from text: durations, sizes and timestamps.
+
+They are parsed once, at the edge; inner code uses seconds, bytes and ``datetime``. Durations have the notation of Go
+(``720h``, ``1m30s``, ``1.5s``). Days are unsupported on purpose: neither Go's parser nor CEL's ``duration()`` in the
+CRDs accepts them. Sizes have the notation of Kubernetes quantities (``10Gi``, ``1048576``), timestamps that of RFC
+3339. A timestamp without a zone is refused: its meaning would depend on the machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Annotated, Any, ClassVar, Final, Self
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BeforeValidator,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from mailboat_spec.rules import RULES, Constraint, Predicate, Rule, ValueCheck, read, text
+
+
+class ParsedText:
+    """Base of immutable values that a manifest holds as text, which ``str`` returns."""
+
+    __slots__ = ()
+    json_schema: ClassVar[JsonSchemaValue]
+    """Schema of the text, with its rules."""
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        """Parse the value of a manifest. Raise ``ValueError`` with the remedy in its message."""
+        raise NotImplementedError
+
+    @classmethod
+    def _validate(cls, value: object) -> Self:
+        return value if isinstance(value, cls) else cls.read(value)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._validate, serialization=core_schema.to_string_ser_schema()
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return dict(cls.json_schema)
+
+
+_NANOSECONDS: Final = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,  # the micro sign
+    "μs": 1_000,  # the Greek letter
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_DAYS: Final = re.compile(r"([0-9]{1,6}) ?(d|w)(ays?|eeks?)?")
+_BARE: Final = re.compile(r"[0-9]{1,12}(\.[0-9]*)?")
+_LONGEST_DURATION: Final = 2**63 - 1  # nanoseconds, Go's own limit: about 292 years
+_MAX_TEXT: Final = 64
+
+_DURATION_PATTERN: Final = r"^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$"
+"""The same grammar for the CRDs."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Duration(ParsedText):
+    """A non-negative duration, exact to the nanosecond."""
+
+    json_schema: ClassVar = {"type": "string", "pattern": _DURATION_PATTERN, "maxLength": _MAX_TEXT}
+
+    nanoseconds: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nanoseconds <= _LONGEST_DURATION:
+            raise ValueError("a duration lies between 0s and 2562047h")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse Go's notation. Raise ``ValueError`` with the remedy in its message."""
+        text = text.strip()
+        if text == "0":
+            return cls(0)
+        if _BARE.fullmatch(text):
+            raise ValueError(f'a duration needs a unit: write "{text}s" for seconds')
+        if days := _DAYS.fullmatch(text):
+            hours = int(days[1]) * (24 if days[2] == "d" else 168)
+            raise ValueError(f'days and weeks are not known as units: write "{hours}h"')
+        total, end = Fraction(0), 0
+        if len(text) <= _MAX_TEXT:
+            while part := _PART.match(text, end):
+                total += Fraction(part[1].rstrip(".")) * _NANOSECONDS[part[2]]
+                end = part.end()
+        if not text or end != len(text):
+            raise ValueError('not a duration: write it like "720h", "1m30s" or "500ms" (units: h, m, s, ms, us, ns)')
+        return cls(int(total))
+
+    @classmethod
+    def of_seconds(cls, seconds: float) -> Self:
+        """Return the duration of a number of seconds, rounded to the nearest nanosecond."""
+        return cls(round(seconds * 1_000_000_000))
+
+    @property
+    def seconds(self) -> float:
+        """The duration in seconds."""
+        return self.nanoseconds / 1_000_000_000
+
+    def __str__(self) -> str:
+        """Return the canonical form: each unit at most once, none with zero (``720h``, ``1m30s``, ``500ms``)."""
+        if self.nanoseconds < _NANOSECONDS["s"]:
+            for unit in ("ms", "us"):
+                if self.nanoseconds >= _NANOSECONDS[unit]:
+                    return _decimal(self.nanoseconds, unit)
+            return f"{self.nanoseconds}ns" if self.nanoseconds else "0s"
+        hours, rest = divmod(self.nanoseconds, _NANOSECONDS["h"])
+        minutes, rest = divmod(rest, _NANOSECONDS["m"])
+        return "".join(
+            (f"{hours}h" if hours else "", f"{minutes}m" if minutes else "", _decimal(rest, "s") if rest else "")
+        )
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        if isinstance(value, str):
+            return cls.parse(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        wrong = "a duration needs a unit" if is_number else "must be a duration"
+        raise ValueError(f'{wrong}: write it like "30s", "500ms" or "720h"')
+
+
+def _decimal(nanoseconds: int, unit: str) -> str:
+    whole, rest = divmod(nanoseconds, _NANOSECONDS[unit])
+    if not rest:
+        return f"{whole}{unit}"
+    digits = str(_NANOSECONDS[unit] + rest)[1:].rstrip("0")
+    return f"{whole}.{digits}{unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class DurationBounds(ValueCheck):
+    """Annotation with the shortest and the longest duration of a field."""
+
+    minimum: Duration
+    maximum: Duration
+
+    def check(self, value: Duration) -> Duration:
+        """Return the value, or raise ``ValueError`` if it is out of bounds."""
+        if not self.minimum <= value <= self.maximum:
+            raise ValueError(f"must be between {self.minimum} and {self.maximum}, not {value}")
+        return value
+
+    def rules(self) -> Iterator[Rule]:
+        yield Rule(
+            f"{_is_duration('self')} && duration(self) >= duration('{self.minimum}') "
+            f"&& duration(self) <= duration('{self.maximum}')",
+            f"must be a duration between {self.minimum} and {self.maximum} (units: h, m, s, ms, us, ns)",
+        )
+
+
+def _is_duration(subject: str) -> str:
+    return f"{subject}.matches({text(_DURATION_PATTERN)})"
+
+
+def at_most(path: str, other: str) -> Predicate:
+    """One duration is at most the other. Also true for an invalid duration, which another rule refuses."""
+    first, second = f"self.{path}", f"self.{other}"
+    cel = f"!{_is_duration(first)} || !{_is_duration(second)} || duration({first}) <= duration({second})"
+    return Predicate(cel, lambda model: bool(read(model, path) <= read(model, other)))
+
+
+def not_longer(field: str, than: str) -> Constraint:
+    """Return the constraint that one duration is at most the other."""
+    remedy = f"make it shorter or raise {than}"
+    return Constraint(
+        field,
+        f"is longer than {than}: {remedy}",
+        at_most(field, than),
+        detailed=f"is {{{field}}}, longer than {than} ({{{than}}}): {remedy}",
+    )
+
+
+def between(minimum: str, maximum: str) -> DurationBounds:
+    """Return bounds for ``Annotated[Duration, between("1s", "10m")]``."""
+    return DurationBounds(Duration.parse(minimum), Duration.parse(maximum))
+
+
+_BINARY: Final = {suffix: 1024**power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
+_DECIMAL: Final = {suffix: 1000**power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), start=1)}
+_FACTORS: Final = {"": 1, **_BINARY, **_DECIMAL}
+_SIZE: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)([kMGTPE]|[KMGTPE]i)?")
+_LARGEST_SIZE: Final = 2**63 - 1
+_NO_SIZE: Final = 'not a size: write it like "10Gi", "500M" or "1048576" (no B at the end)'
+
+_SIZE_PATTERN: Final = r"^[0-9]{1,19}(\.[0-9]{1,9})?([kMGTPE]|[KMGTPE]i)?$"
+"""The same grammar for the CRDs."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Size(ParsedText):
+    """A number of bytes."""
+
+    json_schema: ClassVar = {
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "maxLength": 32,
+        "pattern": _SIZE_PATTERN,
+        "x-kubernetes-int-or-string": True,
+        RULES: [Rule(f"type(self) == int || self.matches({text(_SIZE_PATTERN)})", _NO_SIZE).as_schema()],
+    }
+
+    bytes: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.bytes <= _LARGEST_SIZE:
+            raise ValueError("a size lies between 0 and 8Ei bytes")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse Kubernetes' notation, rounding a fraction of a byte up. Raise ``ValueError`` with the remedy."""
+        match = _SIZE.fullmatch(text.strip())
+        if not match:
+            raise ValueError(_NO_SIZE)
+        exact = Fraction(match[1]) * _FACTORS[match[2] or ""]
+        return cls(-(-exact.numerator // exact.denominator))
+
+    def __str__(self) -> str:
+        """Return the canonical form: the largest suffix that leaves a whole number, binary suffixes first."""
+        if self.bytes:
+            for factors in (_BINARY, _DECIMAL):
+                for suffix, factor in reversed(factors.items()):
+                    if self.bytes % factor == 0:
+                        return f"{self.bytes // factor}{suffix}"
+        return str(self.bytes)
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        if isinstance(value, str):
+            return cls.parse(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return cls(value)
+        raise ValueError('must be a size: write it like "10Gi", "500M" or "1048576"')
+
+
+_RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+_NO_TIMESTAMP: Final = 'must be a date, a time and a zone: write it like "2026-01-31T12:00:00Z"'
+
+_IN_CRD: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$"
+"""The subset of RFC 3339 that the API server's parser accepts."""
+
+
+def _with_zone(value: object) -> object:
+    """Accept both ``datetime`` (an unquoted time in YAML) and string (JSON), each with a zone."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value
+    if isinstance(value, str) and _RFC3339.fullmatch(value):
+        return value
+    raise ValueError(_NO_TIMESTAMP)
+
+
+def _in_utc(value: datetime) -> datetime:
+    """Normalise to UTC: times in zones with daylight saving time can't be compared reliably."""
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("must lie between the years 1 and 9999, in UTC") from None
+
+
+_IN_CEL: Final = Rule(f"self.matches({text(_IN_CRD)}) && timestamp(self).getFullYear() > 0", _NO_TIMESTAMP)
+
+Timestamp = Annotated[
+    AwareDatetime,
+    BeforeValidator(_with_zone),
+    AfterValidator(_in_utc),
+    WithJsonSchema({"type": "string", "format": "date-time", "maxLength": 64, RULES: [_IN_CEL.as_schema()]}),
+]
