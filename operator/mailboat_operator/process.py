@@ -23,15 +23,14 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from mailboat_operator.controller.controller import ControllerSettings, run_controller
-from mailboat_operator.health import Health
-from mailboat_operator.http_server import HttpServer
+from mailboat_operator.http_server import HttpServer, health_application
 from mailboat_operator.kube.client import Kube, KubeError
 from mailboat_operator.leader_election import Election, Timing
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.signing_keys import Signer, SigningKeyRotation
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Address, Settings, WebhookCerts
-from mailboat_operator.webhook.cert_rotation import CertificateRotation
+from mailboat_operator.webhook.certificates import CertificateRotation
 from mailboat_operator.webhook.server import InjectionMetrics, Webhook
 from mailboat_operator.webhook.serving_cert import ServedCertificate, follow, from_folder, from_secret
 from mailboat_spec.stop_signals import stop_on_signals
@@ -72,7 +71,7 @@ class Operator:
         """Run until ``stop`` is set. Raise the error that ended it otherwise."""
         settings = self._settings
         kube = await Kube.connect(settings.kubeconfig)
-        health = HttpServer(Health(self._not_ready, self._registry).application())
+        health = HttpServer(health_application(self._not_ready, self._registry))
         hook = Webhook(
             kube,
             RelayImage(settings.relay_image, settings.relay_image_pull_policy.value),
@@ -168,7 +167,7 @@ class Operator:
                 await asyncio.sleep(1)
 
         async def rotate() -> None:
-            signer.use(await keys.rotate())
+            signer.ring = await keys.rotate()
 
         # Signing keys need maintenance to stay usable, so neither task runs without the other.
         tasks = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mailboat.runtime.timings import Timings
 from mailboat_operator.kube.client import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE, SERVICE_ACCOUNT
-from mailboat_operator.resources import desired, disruption_budget
+from mailboat_operator.resources import deployment, desired, disruption_budget
 from mailboat_operator.resources.configmap import (
     Configuration,
     all_paused,
@@ -26,7 +26,6 @@ from mailboat_operator.resources.configmap import (
     raw_item,
     too_large,
 )
-from mailboat_operator.resources.deployment import deployment
 from mailboat_operator.resources.ownership import Owner, owner_of
 from mailboat_operator.resources.pod import (
     DRAIN_SECONDS,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mailboat_operator.controller.consumers import RestartTotals
 from mailboat_operator.controller.status_writer import status_patch
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, bounded
-from mailboat_operator.relays.totals import RestartTotals
 from mailboat_operator.status.conditions import Blocker, condition_events, overdue
 from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status

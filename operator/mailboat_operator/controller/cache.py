@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from mailboat_operator.kube.client import CONSUMER_POD, DEPLOYMENT, POD, RELAY, SUBSCRIPTION, Key, Kind, Listed, Object
 from mailboat_operator.relays.pods import ConsumerPod, RelayPod, consumer_pod, relay_pod
-from mailboat_operator.resources import CHILD_KINDS
-from mailboat_operator.resources.deployment import replica_failure, rollout_failure
+from mailboat_operator.resources import CHILD_KINDS, replica_failure, rollout_failure
 from mailboat_operator.resources.pod import child_name, has_source, relay_of
 from mailboat_spec.names import RELAY_LABEL, SUBSCRIPTION_LABEL
 

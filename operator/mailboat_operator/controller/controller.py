@@ -48,7 +48,7 @@ from mailboat_operator.kube.client import (
 )
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
-from mailboat_operator.relays.poll import PollTimeouts
+from mailboat_operator.relays.reports import PollTimeouts
 from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources import CHILD_KINDS

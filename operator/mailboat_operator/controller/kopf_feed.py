@@ -154,8 +154,15 @@ class KopfFeed:
             if self._logins:
                 await asyncio.sleep(_LOGIN_EVERY)
             self._logins += 1
-            access = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._kube.access(), loop))
-            credentials = kopf.ConnectionInfo(**access)
+            api = self._kube.configuration
+            credentials = kopf.ConnectionInfo(
+                server=api.host,
+                ca_path=api.ssl_ca_cert,
+                certificate_path=api.cert_file,
+                private_key_path=api.key_file,
+                token=await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._kube.token(), loop)),
+                insecure=not api.verify_ssl,
+            )
             session = self._connections.session(
                 credentials.as_ssl_context(),
                 credentials.as_http_headers(),

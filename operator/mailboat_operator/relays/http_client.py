@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Self
 
 import aiohttp
@@ -16,7 +17,7 @@ import aiohttp
 from mailboat_operator.http_server import Memory
 from mailboat_operator.relays.pods import ConsumerPod, PolledPod, RelayPod
 from mailboat_operator.relays.reports import Answer, ConsumerAnswer, Partitions, bounded, largest_report
-from mailboat_operator.relays.signing_keys import Signer
+from mailboat_operator.relays.signing_keys import Signer, mint
 from mailboat_spec.assignment import AssignmentRequest
 from mailboat_spec.consumer_report import LARGEST_REPORT, read_consumer_reports
 from mailboat_spec.names import CONSUMER_PORT_NAME
@@ -99,7 +100,7 @@ class RelayClient:
         return await self._put(pod, "/assignment", pack(assignment.model_dump_json()))
 
     async def _put(self, pod: RelayPod, path: str, body: bytes) -> PushResponse:
-        token = self._signer.token(pod.audience, "PUT", path, body)
+        token = mint(self._signer.ring, pod.audience, "PUT", path, body, datetime.now(UTC))
         headers = {"Authorization": f"Bearer {token}"}
         code, content = await self._call("PUT", pod, path, body, _LARGEST_ERROR, headers)
         return PushResponse(code, content.decode(errors="replace"))

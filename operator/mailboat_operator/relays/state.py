@@ -28,8 +28,15 @@ from mailboat_operator.relays.assignment import (
 )
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.poll import PodPoll, PollTimeouts
-from mailboat_operator.relays.reports import Answer, Partitions, pod_of
+from mailboat_operator.relays.reports import (
+    Answer,
+    Partitions,
+    PodPoll,
+    PollTimeouts,
+    config_version,
+    pod_of,
+    relay_reports,
+)
 from mailboat_operator.resources.configmap import Configuration
 from mailboat_spec.relay_status import ProcessStatus, RelayStatus
 
@@ -108,7 +115,7 @@ class RelayStates:
         behind = [
             pod
             for pod, answer in zip(pods, answers, strict=True)
-            if answer.report is not None and (answer.report.config.version or 0) < configuration.version
+            if answer.report is not None and config_version(answer) < configuration.version
         ]
 
         async def push(pod: RelayPod) -> PushResponse:
@@ -143,7 +150,7 @@ class RelayStates:
             return any(reported.get(partition) != pod for partition, pod in desired.items())
         generation = next_generation(state.plan, int(self.wall_clock() * 1000) + state.ahead)
         request = assignment_of(desired, generation, namespace=key[0])
-        current = [pod for pod, answer, _ in healthy if _version(answer) >= configuration.version]
+        current = [pod for pod, answer, _ in healthy if config_version(answer) >= configuration.version]
         for pod in current:  # one relay suffices: it stores the assignment in the database, where the others read it
             outcome = await self.client.put_assignment(pod, request)
             self.metrics.pushes.labels("assignment", str(outcome.code)).inc()
@@ -165,14 +172,11 @@ _Healthy = Sequence[tuple[RelayPod, Answer, RelayStatus]]
 
 def _healthy(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> _Healthy:
     """Pods whose relay keeps running and reaches the database."""
+    running = {pod.name: pod for pod in pods if pod.alive}
     return [
-        (pod, answer, report)
-        for pod, answer in zip(pods, answers, strict=True)
-        if pod.alive
-        and answer.report is not None
-        and (report := answer.report.relay(name)) is not None
-        and report.database_reachable
-        and report.state != "Stopping"
+        (running[answer.pod], answer, report)
+        for answer, report in relay_reports(answers, name)
+        if answer.pod in running and report.database_reachable and report.state != "Stopping"
     ]
 
 
@@ -206,7 +210,3 @@ def _reported(healthy: _Healthy) -> Mapping[Partition, str]:
         for each in report.subscriptions:
             owners.update({(each.name, held.partition): pod.name for held in each.owned})
     return owners
-
-
-def _version(answer: Answer) -> int:
-    return (answer.report.config.version or 0) if answer.report is not None else 0

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import Answer, pod_of
+from mailboat_operator.relays.reports import Answer, pod_of, relay_reports
 from mailboat_operator.status.conditions import ConditionResult, no, yes
 from mailboat_spec import ConditionType, Reason
 
@@ -40,8 +40,8 @@ def silent_relays(answers: Iterable[Answer], relay: str) -> dict[str, str]:
     namespace = relay.partition("/")[0]
     missed = {
         pod_of(name, namespace)
-        for answer in answers
-        if answer.report is not None and not answer.silent and (report := answer.report.relay(relay)) is not None
+        for answer, report in relay_reports(answers, relay)
+        if not answer.silent
         for name in report.silent
     }
     silent = {answer.pod: "its heartbeats are missing" for answer in answers if answer.pod in missed}

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import Answer, parse_reason
+from mailboat_operator.relays.reports import Answer, parse_reason, relay_reports
 from mailboat_operator.status.conditions import (
     Blocker,
     ConditionResult,
@@ -89,11 +89,7 @@ def _ready_pods(facts: RelayFacts) -> list[RelayPod]:
 
 
 def _reports(facts: RelayFacts) -> list[RelayStatus]:
-    return [
-        report
-        for answer in facts.answers
-        if answer.report is not None and (report := answer.report.relay(facts.name)) is not None
-    ]
+    return [report for _, report in relay_reports(facts.answers, facts.name)]
 
 
 def _conditions(facts: RelayFacts) -> list[ConditionResult]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import Answer, parse_reason, pod_of
+from mailboat_operator.relays.reports import Answer, parse_reason, pod_of, relay_reports
 from mailboat_operator.status.conditions import ConditionResult, no, unknown, with_progress, written, yes
 from mailboat_operator.status.pod_messages import (
     named_silent,
@@ -158,11 +158,7 @@ def _assignment(number: int, lag: int, pod: str, report: PartitionStatus | None)
 
 
 def _reports(facts: SubscriptionFacts) -> _Reports:
-    relays = [
-        (answer.pod, report)
-        for answer in facts.answers
-        if answer.report is not None and (report := answer.report.relay(facts.relay)) is not None
-    ]
+    relays = [(answer.pod, report) for answer, report in relay_reports(facts.answers, facts.relay)]
     subscriptions = [(pod, found) for pod, report in relays if (found := report.subscription(facts.name)) is not None]
     count = facts.subscription.spec.partitions if facts.subscription is not None else 0
     held: dict[int, tuple[str, PartitionStatus | None]] = dict.fromkeys(range(count), ("", None))

@@ -23,7 +23,6 @@ from typing import Final
 from cryptography import x509
 
 from mailboat_operator.kube.client import Kube, KubeError
-from mailboat_operator.kube.secrets import read_secret
 from mailboat_operator.webhook.certificates import CERTIFICATE, CERTIFICATE_KEY
 
 log = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ def from_secret(kube: Kube, namespace: str, name: str) -> Source:
     """Read the Secret that the leader maintains."""
 
     async def read() -> Pair | None:
-        content = await read_secret(kube, namespace, name)
+        content = await kube.read_secret(namespace, name)
         if content is None or not {CERTIFICATE, CERTIFICATE_KEY} <= content.data.keys():
             return None
         return content.data[CERTIFICATE], content.data[CERTIFICATE_KEY]
