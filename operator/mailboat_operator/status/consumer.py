@@ -8,10 +8,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from mailboat_operator.relays.reports import ConsumerAnswer, parse_reason
-from mailboat_operator.status.conditions import ConditionResult, no, unknown, with_progress, written, yes
-from mailboat_operator.status.pod_messages import named
-from mailboat_operator.status.precision import displayed, rounded_age, rounded_count
-from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
+from mailboat_operator.status.conditions import ConditionResult, no, unknown, written, yes
+from mailboat_operator.status.display import displayed, named, oldest_age, partition_row, rounded_count
+from mailboat_spec import ConditionType, EventSubscription, Reason, State
 from mailboat_spec.consumer_report import ConsumedPartition, ConsumerReport, DeadLetterHealth, SourceHealth, StoreHealth
 from mailboat_spec.names import CONSUMER_PORT_NAME, SUBSCRIPTION_LABEL
 from mailboat_spec.redaction import redact
@@ -43,11 +42,8 @@ class ConsumerFacts:
 def _dead(facts: ConsumerFacts) -> int:
     """Return the dead letters that wait on the topic, as each consumer counts them; between two counts the last known
     number. Pub/Sub does not tell it: there, the dead letters that consumers have written."""
-    if (
-        facts.subscription is None
-        or facts.subscription.spec.source is None
-        or facts.subscription.spec.source.kafka is None
-    ):
+    source = facts.subscription.spec.source if facts.subscription is not None else None
+    if source is None or source.kafka is None:
         return facts.dead
     health = [report.dead_letters for report in facts.reports if report.dead_letters is not None]
     last_count: int = facts.before.get("dead", 0)
@@ -56,13 +52,8 @@ def _dead(facts: ConsumerFacts) -> int:
 
 def consumer_status(facts: ConsumerFacts, now: datetime) -> dict[str, Any]:
     """Build the whole status, for comparison with the existing one."""
-    status: dict[str, Any] = {
-        "observedGeneration": facts.generation,
-        "conditions": written(
-            with_progress(_conditions(facts)), facts.before.get("conditions") or (), facts.generation, now
-        ),
-        "dead": _dead(facts),
-    }
+    status = written(_conditions(facts), facts.before, facts.generation, now)
+    status["dead"] = _dead(facts)
     if facts.subscription is not None:
         spec = facts.subscription.spec
         status |= {"source": spec.source_name, "sink": spec.sink.kind}
@@ -78,18 +69,15 @@ def consumer_status(facts: ConsumerFacts, now: datetime) -> dict[str, Any]:
 def _numbers(facts: ConsumerFacts) -> dict[str, Any]:
     reports = facts.reports
     lag = sum(each.lag for each in reports)
-    ages = [each.oldest_age for each in reports if each.oldest_age is not None]
-    numbers: dict[str, Any] = {
+    return {
         "partitionCount": sum(each.source.owned for each in reports if each.source is not None),
         "lag": rounded_count(lag),
         "lagDisplay": displayed(rounded_count(lag), any(each.lag_bounded for each in reports)),
         "parked": rounded_count(sum(each.parked for each in reports)),
         "lastError": redact(next((each.last_error for each in reports if each.last_error), ""))[:_ERROR_LIMIT],
         "partitions": _assignments(facts.answers),
+        **oldest_age(each.oldest_age for each in reports),
     }
-    if ages and (age := rounded_age(max(ages))) is not None:
-        numbers["oldestAge"] = str(Duration.of_seconds(age))
-    return numbers
 
 
 def _assignments(answers: Sequence[ConsumerAnswer]) -> list[dict[str, Any]]:
@@ -97,13 +85,10 @@ def _assignments(answers: Sequence[ConsumerAnswer]) -> list[dict[str, Any]]:
     for answer in answers:
         if answer.report is not None and answer.report.source is not None:
             held |= {each.partition: (answer.pod, each) for each in answer.report.source.partitions}
-    result = []
-    for number, (pod, partition) in sorted(held.items())[:_MOST_ASSIGNMENTS]:
-        entry: dict[str, Any] = {"partition": number, "pod": pod, "lag": rounded_count(partition.lag or 0)}
-        if (age := rounded_age(partition.oldest_age)) is not None:
-            entry["oldestAge"] = str(Duration.of_seconds(age))
-        result.append(entry)
-    return result
+    return [
+        partition_row(number, pod, each.lag or 0, each.oldest_age)
+        for number, (pod, each) in sorted(held.items())[:_MOST_ASSIGNMENTS]
+    ]
 
 
 def _conditions(facts: ConsumerFacts) -> list[ConditionResult]:
