@@ -112,7 +112,7 @@ class Webhook:
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=_LARGEST)
-        application.router.add_post(PATH, self._review)
+        application.add_routes([web.post(PATH, self._review)])
         return application
 
     async def _review(self, request: web.Request) -> web.Response:
