@@ -29,7 +29,7 @@ from mailboat_operator.leader_election import Election, Timing
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.signing_keys import Signer, SigningKeyRotation
 from mailboat_operator.resources.pod import RelayImage
-from mailboat_operator.settings import Address, Settings, WebhookCerts
+from mailboat_operator.settings import Address, Settings
 from mailboat_operator.webhook.certificates import CertificateRotation
 from mailboat_operator.webhook.server import InjectionMetrics, Webhook
 from mailboat_operator.webhook.serving_cert import ServedCertificate, follow, from_folder, from_secret
@@ -74,7 +74,7 @@ class Operator:
         health = HttpServer(health_application(self._not_ready, self._registry))
         hook = Webhook(
             kube,
-            RelayImage(settings.relay_image, settings.relay_image_pull_policy.value),
+            RelayImage(settings.relay_image, settings.relay_image_pull_policy),
             self._metrics,
             settings.namespaces,
         )
@@ -84,7 +84,7 @@ class Operator:
         tasks: list[asyncio.Task[None]] = []
         try:
             addresses = {"health": await _listen(health, settings.health_listen, "--health-listen")}
-            if settings.webhook_certs is not WebhookCerts.OFF:
+            if settings.webhook_certs != "off":
                 addresses["webhook"] = await _listen(
                     hook_server, settings.webhook_listen, "--webhook-listen", self._served
                 )
@@ -99,7 +99,7 @@ class Operator:
             await _end(tasks, election)
             for task in ended - {stopped}:
                 task.result()  # raises the error that ended it, if any
-            if settings.webhook_certs is not WebhookCerts.OFF:
+            if settings.webhook_certs != "off":
                 await asyncio.sleep(settings.shutdown_delay.seconds)
         finally:
             for task in tasks:
@@ -113,7 +113,7 @@ class Operator:
     def _not_ready(self) -> str | None:
         if self._stopping:
             return "stopping"
-        if self._settings.webhook_certs is not WebhookCerts.OFF and not self._served.ready:
+        if self._settings.webhook_certs != "off" and not self._served.ready:
             return "the webhook has no certificate yet"
         return None
 
@@ -129,7 +129,7 @@ class Operator:
         keys = SigningKeyRotation(kube, settings.operator_namespace, settings.signing_secret)
         renewal = asyncio.create_task(election.hold(), name="hold the lead")
         work = [renewal, asyncio.create_task(self._work(kube, keys), name="work")]
-        if settings.webhook_certs is WebhookCerts.SELF:
+        if settings.webhook_certs == "self":
             rotation = CertificateRotation(
                 kube,
                 settings.operator_namespace,
@@ -170,20 +170,10 @@ class Operator:
             signer.ring = await keys.rotate()
 
         # Signing keys need maintenance to stay usable, so neither task runs without the other.
-        tasks = [
-            asyncio.create_task(
-                run_controller(kube, ControllerSettings.of(self._settings), signer, self._core_metrics), name="core"
-            ),
-            asyncio.create_task(run_periodically("the signing keys", rotate), name="signing keys"),
-        ]
-        try:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in ended:
-            task.result()
+        async with asyncio.TaskGroup() as tasks:
+            settings = ControllerSettings.of(self._settings)
+            tasks.create_task(run_controller(kube, settings, signer, self._core_metrics), name="core")
+            tasks.create_task(run_periodically("the signing keys", rotate), name="signing keys")
 
 
 async def run_periodically(subject: str, rotate: Callable[[], Awaitable[None]], every: float = ROTATE_EVERY) -> None:

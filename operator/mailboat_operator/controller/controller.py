@@ -91,7 +91,7 @@ class ControllerSettings:
     @classmethod
     def of(cls, settings: Settings) -> ControllerSettings:
         return cls(
-            image=RelayImage(settings.relay_image, settings.relay_image_pull_policy.value),
+            image=RelayImage(settings.relay_image, settings.relay_image_pull_policy),
             namespaces=settings.namespaces,
             instance=settings.identity or socket.gethostname(),
             status_interval=settings.status_interval.seconds,
