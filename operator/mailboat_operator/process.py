@@ -49,11 +49,6 @@ class StartFailed(Exception):
     """The process can't start; the message contains the remedy."""
 
 
-def identity_of(settings: Settings) -> str:
-    """Return an identity that is unique per process, even if pod names are reused."""
-    return f"{settings.identity or socket.gethostname()}_{secrets.token_hex(4)}"
-
-
 class Operator:
     """One operator process. Call ``run`` once."""
 
@@ -79,8 +74,10 @@ class Operator:
             settings.namespaces,
         )
         hook_server = HttpServer(hook.application())
+        # Unique per process, even if pod names are reused.
+        identity = f"{settings.identity or socket.gethostname()}_{secrets.token_hex(4)}"
         timing = Timing.of(settings.lease_duration.seconds)
-        election = Election(kube, settings.operator_namespace, settings.lease_name, identity_of(settings), timing)
+        election = Election(kube, settings.operator_namespace, settings.lease_name, identity, timing)
         tasks: list[asyncio.Task[None]] = []
         try:
             addresses = {"health": await _listen(health, settings.health_listen, "--health-listen")}
@@ -96,7 +93,10 @@ class Operator:
             stopped.cancel()
             self._stopping = hook.draining = True
             stop.set()
-            await _end(tasks, election)
+            # Stop the leader's work, then release the Lease. The certificate is still followed, for the webhook.
+            tasks[-1].cancel()
+            await asyncio.gather(tasks[-1], return_exceptions=True)
+            await election.release()
             for task in ended - {stopped}:
                 task.result()  # raises the error that ended it, if any
             if settings.webhook_certs != "off":
@@ -198,14 +198,6 @@ async def _listen(server: HttpServer, address: Address, flag: str, certificate: 
         raise StartFailed(
             f"can't listen on {address}: {error.strerror or error}. Choose another address with {flag}."
         ) from error
-
-
-async def _end(tasks: list[asyncio.Task[None]], election: Election) -> None:
-    """Stop the leader's work, then release the Lease. The certificate is still followed, for the webhook."""
-    lead = tasks[-1]
-    lead.cancel()
-    await asyncio.gather(lead, return_exceptions=True)
-    await election.release()
 
 
 async def run_process(settings: Settings, registry: CollectorRegistry) -> None:

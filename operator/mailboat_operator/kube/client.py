@@ -27,6 +27,7 @@ from mailboat_spec.names import (
     FIELD_MANAGER,
     MANAGED_BY,
     MANAGED_BY_LABEL,
+    RELAY_LABEL,
     RELAY_PLURAL,
     SUBSCRIPTION_LABEL,
     SUBSCRIPTION_PLURAL,
@@ -49,8 +50,8 @@ class Kind:
     api_version: str
     name: str
     plural: str
-    label: str = ""
-    """Label that objects have. It distinguishes two selections of one kind in the cache."""
+    selector: str = ""
+    """Label selector of the objects that the operator watches; empty: all."""
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
@@ -62,15 +63,16 @@ class Kind:
         return "/".join(steps)
 
 
+_CHILDREN: Final = f"{RELAY_LABEL},{MANAGED_BY_LABEL}={MANAGED_BY}"
 RELAY: Final = Kind(API_VERSION, "OutboxRelay", RELAY_PLURAL)
 SUBSCRIPTION: Final = Kind(API_VERSION, "EventSubscription", SUBSCRIPTION_PLURAL)
-DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
-CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps")
-SERVICE: Final = Kind("v1", "Service", "services")
-SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
-DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
-POD: Final = Kind("v1", "Pod", "pods")
-CONSUMER_POD: Final = Kind("v1", "Pod", "pods", label=SUBSCRIPTION_LABEL)
+DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments", _CHILDREN)
+CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps", _CHILDREN)
+SERVICE: Final = Kind("v1", "Service", "services", _CHILDREN)
+SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts", _CHILDREN)
+DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", _CHILDREN)
+POD: Final = Kind("v1", "Pod", "pods", RELAY_LABEL)
+CONSUMER_POD: Final = Kind("v1", "Pod", "pods", SUBSCRIPTION_LABEL)
 SECRET: Final = Kind("v1", "Secret", "secrets")
 EVENT: Final = Kind("events.k8s.io/v1", "Event", "events")
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")

@@ -20,7 +20,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -203,6 +203,7 @@ class CertificateRotation:
     webhook_config: str
     names: tuple[str, ...]
     lifetimes: Lifetimes = Lifetimes()
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def rotate(self) -> None:
         """Publish, decide, act. Safe to interrupt at any point."""
@@ -218,7 +219,7 @@ class CertificateRotation:
             raise missing
 
     async def _renew(self, content: SecretContent | None, found: Certificates | None, just_published: bool) -> None:
-        after = renewed(found, self.names, datetime.now(UTC), self.lifetimes)
+        after = renewed(found, self.names, self.now(), self.lifetimes)
         if after is None:
             return
         if just_published and found is not None and after.served is found.successor:
