@@ -56,10 +56,8 @@ class Metrics:
         self.ready.remove_by_labels({"resource": RELAY_PLURAL, "namespace": namespace, "name": name})
 
     def forget_subscription(self, namespace: str, name: str) -> None:
-        """Remove the series of a deleted subscription."""
         self.lag.remove_by_labels({"namespace": namespace, "subscription": name})
         self.ready.remove_by_labels({"resource": SUBSCRIPTION_PLURAL, "namespace": namespace, "name": name})
 
     def on_request(self, verb: str, plural: str, code: str) -> None:
-        """Count an API request; callback of ``Kube``."""
         self.api_requests.labels(verb, plural, code).inc()

@@ -85,7 +85,11 @@ class Operator:
                 addresses["webhook"] = await _listen(
                     hook_server, settings.webhook_listen, "--webhook-listen", self._served
                 )
-                tasks.append(asyncio.create_task(follow(self._source(kube), self._served), name="certificate"))
+                if settings.cert_dir is not None:
+                    source = from_folder(settings.cert_dir)
+                else:
+                    source = from_secret(kube, settings.operator_namespace, settings.webhook_secret)
+                tasks.append(asyncio.create_task(follow(source, self._served), name="certificate"))
             log.info("Listening.", extra={**addresses, "identity": election.identity})
             tasks.append(asyncio.create_task(self._lead(kube, election), name="leading"))
             stopped = asyncio.create_task(stop.wait(), name="stop")
@@ -116,11 +120,6 @@ class Operator:
         if self._settings.webhook_certs != "off" and not self._served.ready:
             return "the webhook has no certificate yet"
         return None
-
-    def _source(self, kube: Kube) -> Callable[[], Awaitable[tuple[bytes, bytes] | None]]:
-        if self._settings.cert_dir is not None:
-            return from_folder(self._settings.cert_dir)
-        return from_secret(kube, self._settings.operator_namespace, self._settings.webhook_secret)
 
     async def _lead(self, kube: Kube, election: Election) -> None:
         """Acquire leadership and lead until it is lost or the core ends."""

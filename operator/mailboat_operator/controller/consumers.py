@@ -24,8 +24,6 @@ from mailboat_spec.consumer_report import ConsumerReport
 
 @dataclass(slots=True)
 class _Pod:
-    """A pod that was polled."""
-
     created: str
     """Creation time of its pod, as Kubernetes writes it."""
     count: int | None
@@ -34,8 +32,6 @@ class _Pod:
 
 @dataclass(slots=True)
 class _Counted:
-    """State of one subscription."""
-
     total: int
     youngest: str
     """Creation time of the newest pod seen before this operator's first poll or removed since. Only a pod created later

@@ -67,8 +67,6 @@ _BLOCKED_RETRY: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """Settings of the leader's work."""
-
     image: RelayImage
     namespaces: tuple[str, ...] = ()
     """Empty: all namespaces."""

@@ -78,7 +78,6 @@ class Observation:
 
     @property
     def items(self) -> list[Item]:
-        """One configuration item per subscription."""
         return [each.item for each in self.subscriptions if each.item is not None]
 
     @property

@@ -66,8 +66,6 @@ _STUCK: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of applying and pushing."""
-
     blocker: Blocker | None = None
     blocked: Collection[Kind] = ()
     """Kinds of children that are not in the desired state."""
@@ -239,7 +237,8 @@ class Reconciler:
         )
         for pod in self.cache.pods_of(key):
             if pod.lacks_sidecar:
-                await self.status_writer.write_events(POD, pod.reference, [no_such_relay])
+                regarding = {"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}}
+                await self.status_writer.write_events(POD, regarding, [no_such_relay])
         now = datetime.fromtimestamp(self.wall_clock(), UTC)
         for found in self.cache.subscriptions_of(key):
             facts = SubscriptionFacts(
@@ -249,9 +248,6 @@ class Reconciler:
                 subscription=parse_subscription(found).subscription,
                 relay="/".join(key),
                 relay_exists=False,
-                problem="",
-                answers=(),
-                lacking=(),
             )
             await self.status_writer.write_status(SUBSCRIPTION, found, subscription_status(facts, now))
         return await self._pause_sidecars(key)

@@ -128,7 +128,6 @@ class StatusWriter:
             before=before,
             subscription=each.subscription,
             relay=observed.name,
-            relay_exists=True,
             problem=each.problem,
             answers=observed.running_answers,
             lacking=[pod for pod in observed.pods if pod.alive and not all(pod.mounts(name) for name in needed)],

@@ -21,7 +21,7 @@ from mailboat_operator.relays.signing_keys import Signer, mint
 from mailboat_spec.assignment import AssignmentRequest
 from mailboat_spec.consumer_report import LARGEST_REPORT, read_consumer_reports
 from mailboat_spec.names import CONSUMER_PORT_NAME
-from mailboat_spec.relay_status import ProcessStatus, read_process_status
+from mailboat_spec.relay_status import read_process_status
 from mailboat_spec.wire_format import pack
 
 _MEMORY: Final = 12 * 1024 * 1024
@@ -136,13 +136,9 @@ def _answer(pod: RelayPod, content: bytes, relay: str, partitions: Partitions) -
     report = read_process_status(content)
     if report is None:
         return Answer(pod.name, None, "answered something that is no status")
-    if _is_of_another(report, pod.relay_id):
+    if any(each.relay and each.relay != pod.relay_id for each in report.relays):
         return Answer(pod.name, None, "another relay answers at its address")  # the address was reassigned to a new pod
     return Answer(pod.name, bounded(report, relay, partitions))
-
-
-def _is_of_another(report: ProcessStatus, relay_id: str) -> bool:
-    return any(each.relay and each.relay != relay_id for each in report.relays)
 
 
 def _reason(error: Exception) -> str:

@@ -52,11 +52,6 @@ class RelayPod(PolledPod):
         return f"{self.namespace}/{self.name}/{self.uid}"
 
     @property
-    def reference(self) -> dict[str, Any]:
-        """Minimal object, for the reference in an event."""
-        return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}}
-
-    @property
     def alive(self) -> bool:
         """Whether the pod contains a relay that keeps running."""
         return self.has_relay and not self.terminating and not self.finished

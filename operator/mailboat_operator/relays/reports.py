@@ -50,7 +50,6 @@ def _partitions(subscription: Mapping[str, Any]) -> int:
 
 
 def largest_report(partitions: Partitions) -> int:
-    """Return the maximum size of a report in bytes."""
     needed = sum(_PER_SUBSCRIPTION + count * _PER_PARTITION for count in partitions.values())
     return min(_SMALLEST + needed, _LARGEST)
 

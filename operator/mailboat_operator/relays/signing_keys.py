@@ -91,7 +91,6 @@ class KeyRing:
         return cls(tuple(sorted(keys, key=lambda key: key.made))) if keys else None
 
     def data(self) -> dict[str, bytes]:
-        """Return the data of the Secret."""
         return {f"{_PREFIX}{int(key.made.timestamp())}{_SUFFIX}": key.private_pem for key in self.keys}
 
     def public_pem(self) -> str:

@@ -48,8 +48,6 @@ _FURTHEST_AHEAD: Final = 2**61
 
 @dataclass(frozen=True, slots=True)
 class ConfigPush:
-    """Result of pushing a configuration."""
-
     behind: bool = False
     """A relay reported an earlier version before the push."""
     in_flight: bool = False
@@ -58,8 +56,6 @@ class ConfigPush:
 
 @dataclass(slots=True)
 class _Relay:
-    """State of the relays of one resource."""
-
     poll: PodPoll[ProcessStatus]
     pushed: Configuration | None = None
     """Last configuration intended for these relays."""
@@ -82,7 +78,6 @@ class RelayStates:
     _relays: dict[Key, _Relay] = field(default_factory=dict, init=False)
 
     def forget(self, key: Key) -> None:
-        """Drop the state of a deleted resource."""
         self._relays.pop(key, None)
         self.metrics.forget_relay(*key)
 
@@ -144,7 +139,13 @@ class RelayStates:
         state = self._state(key)
         name = "/".join(key)
         healthy = _healthy(name, pods, answers)
-        desired, reported = await asyncio.to_thread(_plan, healthy, work, state.plan)
+        before = state.plan
+
+        def plan() -> tuple[Owners, Owners]:
+            workers, reported = _workers(healthy, work), _reported(healthy)
+            return assign(work, workers, sticky(before, reported, workers)), reported
+
+        desired, reported = await asyncio.to_thread(plan)
         now = self.clock()
         if not needs_push(desired, reported, state.plan, now, self.timeouts.assignment):
             return any(reported.get(partition) != pod for partition, pod in desired.items())
@@ -178,12 +179,6 @@ def _healthy(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> 
         for answer, report in relay_reports(answers, name)
         if answer.pod in running and report.database_reachable and report.state != "Stopping"
     ]
-
-
-def _plan(healthy: _Healthy, work: Sequence[Work], before: Plan | None) -> tuple[Owners, Owners]:
-    """Return the desired and the reported owner of each partition."""
-    workers, reported = _workers(healthy, work), _reported(healthy)
-    return assign(work, workers, sticky(before, reported, workers)), reported
 
 
 def _workers(healthy: _Healthy, work: Sequence[Work]) -> list[Worker]:

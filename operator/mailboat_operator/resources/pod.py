@@ -67,8 +67,6 @@ _SECURITY: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class RelayImage:
-    """Image of the relay's container."""
-
     name: str
     pull_policy: str = "IfNotPresent"
 

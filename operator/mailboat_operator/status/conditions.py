@@ -54,8 +54,6 @@ _PROGRESSING: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """Status, reason and message of one condition type."""
-
     type: ConditionType
     status: ConditionStatus
     reason: Reason

@@ -51,7 +51,6 @@ def _dead(facts: ConsumerFacts) -> int:
 
 
 def consumer_status(facts: ConsumerFacts, now: datetime) -> dict[str, Any]:
-    """Build the whole status, for comparison with the existing one."""
     status = written(_conditions(facts), facts.before, facts.generation, now)
     status["dead"] = _dead(facts)
     if facts.subscription is not None:

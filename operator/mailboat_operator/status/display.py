@@ -24,7 +24,6 @@ _EXACT: Final = 100
 
 
 def named(pods: Sequence[str]) -> str:
-    """Join the first few names."""
     shown = ", ".join(sorted(pods)[:NAMED])
     return f"{shown} and {len(pods) - NAMED} more" if len(pods) > NAMED else shown
 
@@ -121,5 +120,4 @@ def oldest_age(ages: Iterable[float | None]) -> dict[str, str]:
 
 
 def partition_row(number: int, pod: str, lag: int, age: float | None) -> dict[str, Any]:
-    """Return one entry of ``status.partitions``."""
     return {"partition": number, "pod": pod, "lag": rounded_count(lag), **oldest_age([age])}

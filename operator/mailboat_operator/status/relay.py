@@ -51,7 +51,6 @@ class RelayFacts:
 
 
 def relay_status(facts: RelayFacts, now: datetime) -> dict[str, Any]:
-    """Build the whole status, for comparison with the existing one."""
     alive = [pod for pod in facts.pods if pod.alive]
     database = _databases(_reports(facts)) or [facts.before.get("database", "")]
     return {
@@ -150,7 +149,6 @@ def _unanswered(facts: RelayFacts) -> str:
 
 
 def _problems(facts: RelayFacts) -> str:
-    """Join the reasons why pods do not start, as reported by Kubernetes."""
     failing = [pod for pod in facts.pods if pod.alive and pod.problem]
     return "; ".join(f"{pod.name} {pod.problem}" for pod in failing[:NAMED])
 

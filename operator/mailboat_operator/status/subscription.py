@@ -44,12 +44,12 @@ class SubscriptionFacts:
     """The form that relays are configured with: the spec, or its last valid form."""
     relay: str
     """namespace/name of the relay that it refers to."""
-    relay_exists: bool
-    problem: str
+    relay_exists: bool = True
+    problem: str = ""
     """Why the spec is invalid; empty if it is valid."""
-    answers: Sequence[Answer]
+    answers: Sequence[Answer] = ()
     """Answers of all relay pods."""
-    lacking: Sequence[RelayPod]
+    lacking: Sequence[RelayPod] = ()
     """Running pods without a Secret that this subscription needs."""
 
     @property
@@ -83,7 +83,6 @@ class _Reports:
 
 
 def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, Any]:
-    """Build the whole status, for comparison with the existing one."""
     reports = _reports(facts)
     status = written(_conditions(facts, reports), facts.before, facts.generation, now)
     if facts.subscription is not None:

@@ -44,8 +44,6 @@ _SUCCESSOR_KEY: Final = "next.key"
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """Lifetimes of certificates."""
-
     certificate: timedelta = timedelta(days=90)
     settle: timedelta = timedelta(minutes=5)
     """From the creation of a successor until it is served."""
@@ -55,8 +53,6 @@ class Lifetimes:
 
 @dataclass(frozen=True, slots=True)
 class CertificatePair:
-    """A certificate and its private key."""
-
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
@@ -73,7 +69,6 @@ class CertificatePair:
 
     @classmethod
     def create(cls, names: Iterable[str], now: datetime, lifetimes: Lifetimes) -> CertificatePair:
-        """Create a certificate for the host names and IP addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         # The serial number in the name distinguishes two generations: verifiers first find an issuer by name.
         serial = x509.random_serial_number()
@@ -94,7 +89,6 @@ class CertificatePair:
         return cls(certificate, key)
 
     def pem(self) -> tuple[bytes, bytes]:
-        """Return the certificate and the key as PEM."""
         key = self.key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -123,7 +117,6 @@ class Certificates:
             return None
 
     def data(self) -> dict[str, bytes]:
-        """Return the data of the Secret."""
         data = {CA_BUNDLE: self.bundle_pem()}
         data[CERTIFICATE], data[CERTIFICATE_KEY] = self.served.pem()
         if self.successor is not None:
@@ -131,7 +124,6 @@ class Certificates:
         return data
 
     def bundle_pem(self) -> bytes:
-        """Return the caBundle."""
         return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in self.trusted)
 
 
@@ -209,14 +201,12 @@ class CertificateRotation:
         """Publish, decide, act. Safe to interrupt at any point."""
         content = await self.kube.read_secret(self.namespace, self.secret)
         found = Certificates.parse(content.data) if content is not None else None
-        just_published, missing = False, None
         try:
             just_published = found is not None and await self._publish(found)
-        except NotFound as error:
-            missing = error  # operators still need a certificate: they are not ready without one
+        except NotFound:
+            await self._renew(content, found, False)  # operators are not ready without a certificate
+            raise
         await self._renew(content, found, just_published)
-        if missing is not None:
-            raise missing
 
     async def _renew(self, content: SecretContent | None, found: Certificates | None, just_published: bool) -> None:
         after = renewed(found, self.names, self.now(), self.lifetimes)

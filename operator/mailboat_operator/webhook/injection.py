@@ -77,8 +77,6 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """Container and volumes added to a pod."""
-
     container: dict[str, Any]
     volumes: tuple[dict[str, Any], ...]
 
@@ -91,8 +89,6 @@ class Sidecar:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """Answer to one request."""
-
     outcome: Outcome
     patch: tuple[dict[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
