@@ -28,7 +28,6 @@ from mailboat_operator.resources.pod import (
     database_secrets,
     relay_of,
     secrets_in,
-    secrets_of,
     sink_secrets,
 )
 from mailboat_spec import EventSubscription, OutboxRelay, Runtime, SpecError, Tracking
@@ -90,10 +89,9 @@ class Observation:
         """Names of all Secrets that relays must mount, including those of subscriptions that only relays can parse."""
         if self.relay is None:
             return ()
-        parsed = [each.subscription for each in self.subscriptions if each.subscription is not None]
-        unparsed = [each.last_valid for each in self.subscriptions if each.subscription is None]
-        others = {name for form in unparsed if form is not None for name in secrets_in(form)}
-        return tuple(sorted({*secrets_of(self.relay, parsed), *others}))
+        forms = [each.last_valid if each.problem else each.found for each in self.subscriptions]
+        of_sinks = {name for form in forms if form is not None for name in secrets_in(form)}
+        return tuple(sorted({*database_secrets(self.relay), *of_sinks}))
 
     @property
     def work(self) -> list[Work]:

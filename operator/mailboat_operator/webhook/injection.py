@@ -33,15 +33,15 @@ from mailboat_operator.resources.pod import (
     PORT,
     RelayImage,
     chosen_port,
+    database_secrets,
     is_injected,
     is_relay_pod,
     relay_container,
     relay_of,
     relay_volumes,
     secrets_in,
-    secrets_of,
 )
-from mailboat_spec import EventSubscription, OutboxRelay, Runtime
+from mailboat_spec import OutboxRelay, Runtime
 from mailboat_spec.names import INJECT_ANNOTATION, INJECTED_ANNOTATION, PORT_ANNOTATION, RELAY_LABEL
 
 TOKEN_FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -231,20 +231,12 @@ def _in_memory(volume: dict[str, Any]) -> dict[str, Any]:
 
 
 def _secrets(relay: OutboxRelay, subscriptions: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Names of all Secrets that the relay needs.
+    """Names of all Secrets that the relay needs, including those of invalid subscriptions.
 
-    For a subscription that became invalid, use the references that can still be read: relays keep its last valid form,
-    and a Secret can't be added to a running pod.
+    Relays keep the last valid form of a subscription, and a Secret can't be added to a running pod.
     """
-    readable, names = [], set[str]()
-    for each in subscriptions:
-        try:
-            readable.append(EventSubscription.model_validate(each, by_alias=True, by_name=False))
-        except ValidationError:
-            if relay_of(each) == relay.metadata.name:
-                names.update(secrets_in(each))
-    of_relay = (each for each in readable if each.spec.relay == relay.metadata.name)
-    return tuple(sorted({*secrets_of(relay, of_relay), *names}))
+    of_relay = (each for each in subscriptions if relay_of(each) == relay.metadata.name)
+    return tuple(sorted({*database_secrets(relay), *(name for each in of_relay for name in secrets_in(each))}))
 
 
 def _port(pod: Pod) -> tuple[int | None, list[str]]:

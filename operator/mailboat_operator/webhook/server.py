@@ -188,10 +188,7 @@ class Webhook:
         except NotFound:
             return inject(pod, namespace, None, (), self._image)
         async with self._lists:
-            subscriptions = await self._kube.list(SUBSCRIPTION, namespace)
-            # In a thread: parsing thousands of subscriptions takes seconds and would block the event loop.
-            answer = await asyncio.to_thread(inject, pod, namespace, relay, subscriptions.items, self._image)
-            del subscriptions
+            answer = inject(pod, namespace, relay, (await self._kube.list(SUBSCRIPTION, namespace)).items, self._image)
         if answer.sidecar is not None and (reason := await self._dry_run_error(answer.sidecar, namespace)):
             return left_out(f'the template of OutboxRelay "{name}" is invalid, mend it and restart the pod: {reason}')
         return answer
