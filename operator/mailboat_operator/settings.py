@@ -175,22 +175,17 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         settings = {each.field: each for each in all_settings()}
         lines = []
         for problem in error.errors(include_url=False, include_input=False):
-            setting = settings.get(str(problem["loc"][0])) if problem["loc"] else None
-            lines.append(_problem(setting, problem["type"], problem["msg"]))
+            message = problem["msg"].removeprefix("Value error, ")
+            if problem["loc"]:
+                setting = settings[str(problem["loc"][0])]
+                if problem["type"] == "missing":
+                    variables = " or ".join(f"${each}" for each in setting.environment)
+                    message = f"is required: {setting.help} Set it here or by {variables}"
+                elif setting.choices:
+                    message = f"must be one of {', '.join(setting.choices)}"
+                message = f"{setting.flag}: {message}"
+            lines.append(message)
         raise SettingsError("\n".join(lines)) from None
-
-
-def _problem(setting: Setting | None, kind: str, message: str) -> str:
-    message = message.removeprefix("Value error, ")
-    if setting is None:
-        return message
-    if kind == "missing":
-        message = (
-            f"is required: {setting.help} Set it here or by {' or '.join('$' + each for each in setting.environment)}"
-        )
-    elif setting.choices:
-        message = f"must be one of {', '.join(setting.choices)}"
-    return f"{setting.flag}: {message}"
 
 
 def _choices(annotation: object) -> tuple[str, ...]:

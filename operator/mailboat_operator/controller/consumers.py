@@ -31,47 +31,38 @@ class _Pod:
 
 
 @dataclass(slots=True)
-class _Counted:
+class RestartTotal:
+    """Total of a counter of one subscription across restarts: each consumer counts from its start."""
+
     total: int
-    youngest: str
+    """At first the total in the status, from which a new operator continues."""
+    youngest: str | None = None
     """Creation time of the newest pod seen before this operator's first poll or removed since. Only a pod created later
     is certainly new; an older one may reappear (a label removed and added again)."""
     pods: dict[str, _Pod] = field(default_factory=dict)
     """By pod uid."""
 
-
-class RestartTotals:
-    """Totals of a counter across restarts, by subscription: each consumer counts from its start."""
-
-    def __init__(self) -> None:
-        self._counted: dict[str, _Counted] = {}
-
-    def count(self, uid: str, before: int, counts: Mapping[str, int], existing: Mapping[str, str]) -> int:
+    def count(self, counts: Mapping[str, int], existing: Mapping[str, str]) -> int:
         """Return the new total.
 
-        ``before``: total in the status, from which a new operator continues. ``counts``: reported
-        counts by pod uid. ``existing``: all existing pods with their creation times; other pods are dropped.
+        ``counts``: reported counts by pod uid. ``existing``: all existing pods with their creation times; other pods
+        are dropped.
 
         The first count of a pod may already be included in the status, so it adds nothing, unless its pod is new or
         the total is 0. A count that decreased means a new process.
         """
-        counted = self._counted.get(uid)
-        if counted is None:
-            counted = self._counted[uid] = _Counted(before, youngest=max(existing.values(), default=""))
-        for pod in counted.pods.keys() - existing.keys():
-            counted.youngest = max(counted.youngest, counted.pods.pop(pod).created)
-        for pod in existing.keys() - counted.pods.keys():
-            new = counted.total == 0 or existing[pod] > counted.youngest
-            counted.pods[pod] = _Pod(existing[pod], count=0 if new else None)
+        youngest = max(existing.values(), default="") if self.youngest is None else self.youngest
+        gone = [self.pods.pop(pod).created for pod in self.pods.keys() - existing.keys()]
+        self.youngest = max([youngest, *gone])
+        for pod in existing.keys() - self.pods.keys():
+            new = self.total == 0 or existing[pod] > self.youngest
+            self.pods[pod] = _Pod(existing[pod], count=0 if new else None)
         for pod, now in counts.items():
-            entry = counted.pods[pod]
+            entry = self.pods[pod]
             previous = now if entry.count is None else entry.count
-            counted.total += now - previous if now >= previous else now
+            self.total += now - previous if now >= previous else now
             entry.count = now
-        return counted.total
-
-    def forget(self, uid: str) -> None:
-        self._counted.pop(uid, None)
+        return self.total
 
 
 @dataclass(slots=True)
@@ -86,13 +77,14 @@ class Consumers:
     interval: float
     wall_clock: Callable[[], float] = time.time
     _polls: dict[Key, PodPoll[ConsumerReport]] = field(default_factory=dict, init=False)
-    _dead: RestartTotals = field(default_factory=RestartTotals, init=False)
+    _dead: dict[str, RestartTotal] = field(default_factory=dict, init=False)
+    """Dead letters, by uid of the subscription."""
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile one subscription. Return the seconds until the next run; None: wait for an event."""
         for deleted in self.status_writer.forget_deleted(key):
             self._polls.pop(key, None)
-            self._dead.forget(deleted["metadata"]["uid"])
+            self._dead.pop(deleted["metadata"]["uid"], None)
         if not (subscriptions := self.cache.subscriptions_of(key)):
             return None  # pods refer to a subscription that does not exist, or that reads an outbox
         (found,) = subscriptions
@@ -106,14 +98,14 @@ class Consumers:
             pod.uid: answer.report for pod, answer in zip(pods, answers, strict=True) if answer.report is not None
         }
         created = {pod.uid: pod.created for pod in pods}
-        dead = {uid: report.dead for uid, report in reports.items()}
+        dead = self._dead.setdefault(metadata["uid"], RestartTotal(before.get("dead", 0)))
         facts = ConsumerFacts(
             generation=metadata.get("generation", 0),
             before=before,
             subscription=parsed.subscription,
             problem=parsed.problem,
             answers=answers,
-            dead=self._dead.count(metadata["uid"], before.get("dead", 0), dead, created),
+            dead=dead.count({uid: report.dead for uid, report in reports.items()}, created),
         )
         status = consumer_status(facts, datetime.fromtimestamp(self.wall_clock(), UTC))
         self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))

@@ -51,23 +51,19 @@ class RelayFacts:
 
 
 def relay_status(facts: RelayFacts, now: datetime) -> dict[str, Any]:
-    alive = [pod for pod in facts.pods if pod.alive]
+    alive = sum(pod.alive for pod in facts.pods)
+    # With sidecars the application's pods determine the number.
+    desired = facts.relay.spec.replicas if facts.relay is not None else None
     database = _databases(_reports(facts)) or [facts.before.get("database", "")]
     return {
         **written(_conditions(facts), facts.before, facts.generation, now),
-        "replicas": len(alive),
+        "replicas": alive,
         "readyReplicas": len(_ready_pods(facts)),
-        "replicasDisplay": f"{len(_ready_pods(facts))}/{_desired_replicas(facts, len(alive))}",
+        "replicasDisplay": f"{len(_ready_pods(facts))}/{alive if desired is None else desired}",
         "selector": facts.selector,
         "subscriptions": facts.subscriptions,
         **({"database": ", ".join(database)} if any(database) else {}),
     }
-
-
-def _desired_replicas(facts: RelayFacts, alive: int) -> int:
-    """Return the desired number of relays. With sidecars the application's pods determine it."""
-    desired = facts.relay.spec.replicas if facts.relay is not None else None
-    return alive if desired is None else desired
 
 
 def _ready_pods(facts: RelayFacts) -> list[RelayPod]:
