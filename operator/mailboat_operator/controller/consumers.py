@@ -18,7 +18,7 @@ from mailboat_operator.kube.client import SUBSCRIPTION, Key
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.reports import PodPoll, PollTimeouts
-from mailboat_operator.status.consumer import ConsumerFacts, consumer_status
+from mailboat_operator.status.consumer import consumer_status
 from mailboat_spec.consumer_report import ConsumerReport
 
 
@@ -89,25 +89,17 @@ class Consumers:
             return None  # pods refer to a subscription that does not exist, or that reads an outbox
         (found,) = subscriptions
         parsed = parse_subscription(found)
-        metadata, before = found["metadata"], found.get("status") or {}
+        metadata = found["metadata"]
         name = f"{metadata['namespace']}/{metadata['name']}"
         pods = [pod for pod in self.cache.consumer_pods_of(key) if pod.alive]
         poll = self._polls.setdefault(key, PodPoll(self.timeouts, "pods"))
         answers = await poll.poll(pods, lambda pod: self.client.consumer_status(pod, name))
-        reports = {
-            pod.uid: answer.report for pod, answer in zip(pods, answers, strict=True) if answer.report is not None
-        }
-        created = {pod.uid: pod.created for pod in pods}
-        dead = self._dead.setdefault(metadata["uid"], RestartTotal(before.get("dead", 0)))
-        facts = ConsumerFacts(
-            generation=metadata.get("generation", 0),
-            before=before,
-            subscription=parsed.subscription,
-            problem=parsed.problem,
-            answers=answers,
-            dead=dead.count({uid: report.dead for uid, report in reports.items()}, created),
-        )
-        status = consumer_status(facts, datetime.fromtimestamp(self.wall_clock(), UTC))
+        reports = ((pod.uid, answer.report) for pod, answer in zip(pods, answers, strict=True))
+        counts = {uid: report.dead for uid, report in reports if report is not None}
+        total = self._dead.setdefault(metadata["uid"], RestartTotal((found.get("status") or {}).get("dead", 0)))
+        dead = total.count(counts, {pod.uid: pod.created for pod in pods})
+        now = datetime.fromtimestamp(self.wall_clock(), UTC)
+        status = consumer_status(found, parsed.subscription, parsed.problem, answers, dead, now)
         self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
         await self.status_writer.write_status(SUBSCRIPTION, found, status)
         return self.interval if pods else None

@@ -38,10 +38,6 @@ class PushResponse:
     code: int
     text: str
 
-    @property
-    def accepted(self) -> bool:
-        return self.code == 200
-
 
 class RelayClient:
     """HTTP client of the operator. It bounds the memory of answers; ``RelayStates`` bounds the number of calls."""

@@ -120,12 +120,12 @@ class RelayStates:
         pushed = await asyncio.gather(*map(push, behind))
         for pod, outcome in zip(behind, pushed, strict=True):
             self.metrics.pushes.labels("config", str(outcome.code)).inc()
-            if not outcome.accepted and state.refusals.get(pod.uid) != outcome:
+            if outcome.code != 200 and state.refusals.get(pod.uid) != outcome:
                 extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
                 log.warning("Relay refused the configuration, push will be retried", extra=extra)
-        refused = {pod.uid: outcome for pod, outcome in zip(behind, pushed, strict=True) if not outcome.accepted}
+        refused = {pod.uid: outcome for pod, outcome in zip(behind, pushed, strict=True) if outcome.code != 200}
         state.refusals = refused
-        return ConfigPush(bool(behind), any(outcome.accepted or outcome.code == 0 for outcome in pushed))
+        return ConfigPush(bool(behind), any(outcome.code in (0, 200) for outcome in pushed))
 
     async def push_assignment(
         self,
@@ -155,7 +155,7 @@ class RelayStates:
         for pod in current:  # one relay suffices: it stores the assignment in the database, where the others read it
             outcome = await self.client.put_assignment(pod, request)
             self.metrics.pushes.labels("assignment", str(outcome.code)).inc()
-            if outcome.accepted:
+            if outcome.code == 200:
                 state.plan = Plan(generation, desired, now)
                 log.info("Assignment pushed", extra={"relay": name, "generation": generation})
                 return True
