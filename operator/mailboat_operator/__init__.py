@@ -2,7 +2,7 @@
 
 Layers, each importing only from those below:
 
-    __main__ -> process -> controller | webhook | leader_election | health -> status -> relays -> resources
+    __main__ -> process -> controller | webhook | leader_election -> status -> relays -> resources
     -> kube | metrics | http_server -> settings
 
 Life cycle of a process (``process``):

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from mailboat_operator.kube.client import NoCluster
 from mailboat_operator.leader_election import LeadershipLost
 from mailboat_operator.process import StartFailed, run_process
-from mailboat_operator.settings import Setting, SettingsError, all_settings, read_settings
+from mailboat_operator.settings import SettingsError, all_settings, read_settings
 from mailboat_spec import structured_logs
 from mailboat_spec.redaction import redact
 
@@ -28,22 +28,18 @@ WRONG_SETTINGS: Final = 2
 NO_CLUSTER: Final = 5
 
 
-def _option(setting: Setting) -> Callable[[Any], Any]:
-    required = " Required." if setting.required else ""
-    variables = ", ".join(f"${name}" for name in setting.environment)
-    return click.option(
-        setting.flag,
-        setting.field,
-        multiple=setting.repeatable,
-        envvar=list(setting.environment),
-        metavar="|".join(setting.choices) or "TEXT",
-        help=f"{setting.help}{required} [{variables}]",
-    )
-
-
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     for setting in reversed(list(all_settings())):
-        command = _option(setting)(command)
+        required = " Required." if setting.required else ""
+        variables = ", ".join(f"${name}" for name in setting.environment)
+        command = click.option(
+            setting.flag,
+            setting.field,
+            multiple=setting.repeatable,
+            envvar=list(setting.environment),
+            metavar="|".join(setting.choices) or "TEXT",
+            help=f"{setting.help}{required} [{variables}]",
+        )(command)
     return command
 
 

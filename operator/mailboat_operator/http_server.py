@@ -1,4 +1,4 @@
-"""The operator's HTTP servers, with bounds on the cost of a client.
+"""The operator's HTTP servers, with bounds on the cost of a client, and the health endpoints.
 
 Neither the webhook nor the probes require credentials, so every client that reaches the ports can send requests.
 Therefore the number of connections is bounded (see ``mailboat_spec.listener``), slow clients are disconnected,
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from mailboat_operator.settings import Address
 from mailboat_spec.listener import listen
@@ -67,20 +69,29 @@ class Memory:
             self._waiters -= 1
 
 
-class BodyTooLarge(Exception):
-    """The body is larger than any legitimate one."""
+def health_application(not_ready: Callable[[], str | None], registry: CollectorRegistry) -> web.Application:
+    """Return the endpoints /livez, /readyz and /metrics. ``not_ready`` returns the reason; None if ready.
 
+    - ``/livez`` answers while the event loop runs. No other state justifies a restart: an operator that lost the lead
+      or whose core failed has already ended, and an unavailable API server is retried.
+    - ``/readyz`` reports whether the API server should call this replica's webhook: the replica has a certificate and
+      is not stopping. Leadership does not matter.
+    """
 
-async def read_body(request: web.Request, most: int) -> bytes:
-    """Read the body. Raises ``BodyTooLarge``, at once if Content-Length is too large, else at the limit."""
-    if (request.content_length or 0) > most:
-        raise BodyTooLarge
-    body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > most:
-            raise BodyTooLarge
-    return bytes(body)
+    async def livez(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(_: web.Request) -> web.Response:
+        reason = not_ready()
+        return web.Response(text=f"{reason or 'ok'}\n", status=503 if reason else 200)
+
+    async def metrics(request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+
+    application = web.Application()
+    application.add_routes([web.get("/livez", livez), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    return application
 
 
 class HttpServer:

@@ -24,7 +24,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -87,15 +87,14 @@ class Election:
         namespace: str,
         name: str,
         identity: str,
-        timing: Timing | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        timing: Timing,
     ) -> None:
         self.identity = identity
         self._kube = kube
         self._namespace = namespace
         self._name = name
-        self._timing = timing or Timing()
-        self._clock = clock
+        self._lease = f"{namespace}/{name}"
+        self._timing = timing
         self._observed: ObservedLease | None = None
         self._held: Object | None = None
         self._renewed = 0.0
@@ -108,7 +107,7 @@ class Election:
     @property
     def time_left(self) -> float:
         """Seconds until another candidate can lead, counted from the last renewal."""
-        return max(0.0, self._renewed + self._timing.duration - self._clock())
+        return max(0.0, self._renewed + self._timing.duration - time.monotonic())
 
     async def acquire(self) -> None:
         """Return once this process leads. Retry while the API server is unavailable."""
@@ -122,14 +121,14 @@ class Election:
                 self._log_error(error)
             # With jitter: candidates that start together would collide at every poll.
             await asyncio.sleep(self._timing.retry_period * random.uniform(0.8, 1.2))
-        log.info("Acquired leader lease", extra={"lease": f"{self._namespace}/{self._name}", "identity": self.identity})
+        log.info("Acquired leader lease", extra={"lease": self._lease, "identity": self.identity})
 
     async def hold(self) -> None:
         """Renew periodically. Never returns; raises ``LeadershipLost``."""
         while True:
             await asyncio.sleep(self._timing.retry_period)
             until = self._renewed + self._timing.renew_within
-            started = self._clock()
+            started = time.monotonic()
             # Half of the time per attempt: if a connection hangs, there is time for a new one.
             timeout = min(until - started, self._timing.renew_within / 2)
             try:
@@ -139,40 +138,29 @@ class Election:
                 self._last_error = ""
             except (KubeError, TimeoutError) as error:
                 self._log_error(error)
-                if self._clock() >= until:
+                if time.monotonic() >= until:
                     self._held = None
                     raise LeadershipLost(
-                        f"the Lease {self._namespace}/{self._name} could not be renewed for "
-                        f"{self._timing.renew_within:g} s: {error or 'no answer'}"
+                        f"the Lease {self._lease} could not be renewed for {self._timing.renew_within:g} s: "
+                        f"{error or 'no answer'}"
                     ) from error
 
     async def release(self) -> None:
         """Release the Lease, if it is held, so that the next leader need not wait. Never fails."""
         if self._held is None:
             return
-        held, self._held = self._held, None
         try:
             async with asyncio.timeout(_RELEASE_WITHIN):
-                try:
-                    await self._clear_holder(held)
-                except Conflict:  # an interrupted renewal was stored nevertheless
-                    held = await self._kube.get(LEASE, self._namespace, self._name)
-                    if (held.get("spec") or {}).get("holderIdentity") != self.identity:
-                        return
-                    await self._clear_holder(held)
-            log.info("Leader lease released", extra={"lease": f"{self._namespace}/{self._name}"})
+                await self._renew(holderIdentity=None, leaseDurationSeconds=1)
+            log.info("Leader lease released", extra={"lease": self._lease})
         except (KubeError, TimeoutError) as error:
             log.warning("Leader lease not released, it expires", extra={"error": str(error)})
-
-    async def _clear_holder(self, held: Object) -> None:
-        await self._update(held, holderIdentity=None, leaseDurationSeconds=1)
-
-    async def _update(self, lease: Object, **changes: object) -> Object:
-        spec = {**lease["spec"], **changes, "renewTime": _now()}
-        return await self._kube.replace(LEASE, {**lease, "spec": spec})
+        except LeadershipLost:
+            pass  # another operator leads
+        self._held = None
 
     async def _try_acquire(self) -> bool:
-        started = self._clock()
+        started = time.monotonic()
         try:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
         except NotFound:
@@ -184,11 +172,11 @@ class Election:
             }
             return await self._write(self._kube.create, body, started)
         before = self._observed
-        self._observed = observe(lease, before, self._clock(), self._timing.duration)
+        self._observed = observe(lease, before, time.monotonic(), self._timing.duration)
         if before is None or before.holder != self._observed.holder:
             log.info("Leader lease held by another operator", extra={"holder": self._observed.holder or "none"})
         # The Lease names this process if the response to its write was lost: identities are unique.
-        if self._observed.holder != self.identity and not self._observed.is_free(self._clock()):
+        if self._observed.holder != self.identity and not self._observed.is_free(time.monotonic()):
             return False
         return await self._write(self._kube.replace, {**lease, "spec": self._claim(lease)}, started)
 
@@ -200,29 +188,30 @@ class Election:
         self._renewed = started
         return True
 
-    async def _renew(self) -> None:
-        if self._held is None:
-            raise LeadershipLost("this process does not lead")
+    async def _renew(self, **changes: object) -> None:
+        """Update the held Lease. Raises ``LeadershipLost`` if it is not held any more."""
+        assert self._held is not None, "renewed after it was acquired"
         try:
-            self._held = await self._update(self._held)
+            self._held = await self._update(self._held, changes)
         except (Conflict, NotFound):
-            await self._resolve_conflict()
+            # The response to an earlier write was lost, a person edited the Lease, or another operator leads.
+            self._held = await self._update(await self._own_lease(), changes)
 
-    async def _resolve_conflict(self) -> None:
-        """Resolve a conflict on renewal.
+    async def _update(self, lease: Object, changes: Mapping[str, object]) -> Object:
+        return await self._kube.replace(LEASE, {**lease, "spec": {**lease["spec"], **changes, "renewTime": _now()}})
 
-        Either the response to an earlier write was lost, or a person edited the Lease, or another operator leads.
-        """
+    async def _own_lease(self) -> Object:
         try:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
         except NotFound:
-            self._held = None
-            raise LeadershipLost(f"the Lease {self._namespace}/{self._name} was deleted") from None
-        holder = (lease.get("spec") or {}).get("holderIdentity")
-        if holder != self.identity:
-            self._held = None
-            raise LeadershipLost(f"{holder or 'no operator'} holds the Lease {self._namespace}/{self._name} now")
-        self._held = await self._update(lease)
+            lost = f"the Lease {self._lease} was deleted"
+        else:
+            holder = (lease.get("spec") or {}).get("holderIdentity")
+            if holder == self.identity:
+                return lease
+            lost = f"{holder or 'no operator'} holds the Lease {self._lease} now"
+        self._held = None
+        raise LeadershipLost(lost)
 
     def _claim(self, lease: Object | None) -> Object:
         before = (lease or {}).get("spec") or {}

@@ -51,23 +51,13 @@ class Metrics:
 
     def forget_relay(self, namespace: str, name: str) -> None:
         """Remove the series of a deleted relay, which would stay exposed otherwise."""
-        for answers in ("yes", "no"):
-            _remove(self.relays, namespace, name, answers)
-        _remove(self.without_sidecar, namespace, name)
-        _remove(self.ready, RELAY_PLURAL, namespace, name)
+        for gauge in (self.relays, self.without_sidecar):
+            gauge.remove_by_labels({"namespace": namespace, "relay": name})
+        self.ready.remove_by_labels({"resource": RELAY_PLURAL, "namespace": namespace, "name": name})
 
     def forget_subscription(self, namespace: str, name: str) -> None:
-        """Remove the series of a deleted subscription."""
-        _remove(self.lag, namespace, name)
-        _remove(self.ready, SUBSCRIPTION_PLURAL, namespace, name)
+        self.lag.remove_by_labels({"namespace": namespace, "subscription": name})
+        self.ready.remove_by_labels({"resource": SUBSCRIPTION_PLURAL, "namespace": namespace, "name": name})
 
     def on_request(self, verb: str, plural: str, code: str) -> None:
-        """Count an API request; callback of ``Kube``."""
         self.api_requests.labels(verb, plural, code).inc()
-
-
-def _remove(gauge: Gauge, *labels: str) -> None:
-    try:
-        gauge.remove(*labels)
-    except KeyError:
-        pass

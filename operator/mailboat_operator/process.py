@@ -23,15 +23,14 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from mailboat_operator.controller.controller import ControllerSettings, run_controller
-from mailboat_operator.health import Health
-from mailboat_operator.http_server import HttpServer
+from mailboat_operator.http_server import HttpServer, health_application
 from mailboat_operator.kube.client import Kube, KubeError
 from mailboat_operator.leader_election import Election, Timing
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.signing_keys import Signer, SigningKeyRotation
 from mailboat_operator.resources.pod import RelayImage
-from mailboat_operator.settings import Address, Settings, WebhookCerts
-from mailboat_operator.webhook.cert_rotation import CertificateRotation
+from mailboat_operator.settings import Address, Settings
+from mailboat_operator.webhook.certificates import CertificateRotation
 from mailboat_operator.webhook.server import InjectionMetrics, Webhook
 from mailboat_operator.webhook.serving_cert import ServedCertificate, follow, from_folder, from_secret
 from mailboat_spec.stop_signals import stop_on_signals
@@ -48,11 +47,6 @@ _RETRY_AFTER: Final = 1.0
 
 class StartFailed(Exception):
     """The process can't start; the message contains the remedy."""
-
-
-def identity_of(settings: Settings) -> str:
-    """Return an identity that is unique per process, even if pod names are reused."""
-    return f"{settings.identity or socket.gethostname()}_{secrets.token_hex(4)}"
 
 
 class Operator:
@@ -72,24 +66,30 @@ class Operator:
         """Run until ``stop`` is set. Raise the error that ended it otherwise."""
         settings = self._settings
         kube = await Kube.connect(settings.kubeconfig)
-        health = HttpServer(Health(self._not_ready, self._registry).application())
+        health = HttpServer(health_application(self._not_ready, self._registry))
         hook = Webhook(
             kube,
-            RelayImage(settings.relay_image, settings.relay_image_pull_policy.value),
+            RelayImage(settings.relay_image, settings.relay_image_pull_policy),
             self._metrics,
             settings.namespaces,
         )
         hook_server = HttpServer(hook.application())
+        # Unique per process, even if pod names are reused.
+        identity = f"{settings.identity or socket.gethostname()}_{secrets.token_hex(4)}"
         timing = Timing.of(settings.lease_duration.seconds)
-        election = Election(kube, settings.operator_namespace, settings.lease_name, identity_of(settings), timing)
+        election = Election(kube, settings.operator_namespace, settings.lease_name, identity, timing)
         tasks: list[asyncio.Task[None]] = []
         try:
             addresses = {"health": await _listen(health, settings.health_listen, "--health-listen")}
-            if settings.webhook_certs is not WebhookCerts.OFF:
+            if settings.webhook_certs != "off":
                 addresses["webhook"] = await _listen(
                     hook_server, settings.webhook_listen, "--webhook-listen", self._served
                 )
-                tasks.append(asyncio.create_task(follow(self._source(kube), self._served), name="certificate"))
+                if settings.cert_dir is not None:
+                    source = from_folder(settings.cert_dir)
+                else:
+                    source = from_secret(kube, settings.operator_namespace, settings.webhook_secret)
+                tasks.append(asyncio.create_task(follow(source, self._served), name="certificate"))
             log.info("Listening.", extra={**addresses, "identity": election.identity})
             tasks.append(asyncio.create_task(self._lead(kube, election), name="leading"))
             stopped = asyncio.create_task(stop.wait(), name="stop")
@@ -97,10 +97,13 @@ class Operator:
             stopped.cancel()
             self._stopping = hook.draining = True
             stop.set()
-            await _end(tasks, election)
+            # Stop the leader's work, then release the Lease. The certificate is still followed, for the webhook.
+            tasks[-1].cancel()
+            await asyncio.gather(tasks[-1], return_exceptions=True)
+            await election.release()
             for task in ended - {stopped}:
                 task.result()  # raises the error that ended it, if any
-            if settings.webhook_certs is not WebhookCerts.OFF:
+            if settings.webhook_certs != "off":
                 await asyncio.sleep(settings.shutdown_delay.seconds)
         finally:
             for task in tasks:
@@ -114,14 +117,9 @@ class Operator:
     def _not_ready(self) -> str | None:
         if self._stopping:
             return "stopping"
-        if self._settings.webhook_certs is not WebhookCerts.OFF and not self._served.ready:
+        if self._settings.webhook_certs != "off" and not self._served.ready:
             return "the webhook has no certificate yet"
         return None
-
-    def _source(self, kube: Kube) -> Callable[[], Awaitable[tuple[bytes, bytes] | None]]:
-        if self._settings.cert_dir is not None:
-            return from_folder(self._settings.cert_dir)
-        return from_secret(kube, self._settings.operator_namespace, self._settings.webhook_secret)
 
     async def _lead(self, kube: Kube, election: Election) -> None:
         """Acquire leadership and lead until it is lost or the core ends."""
@@ -130,7 +128,7 @@ class Operator:
         keys = SigningKeyRotation(kube, settings.operator_namespace, settings.signing_secret)
         renewal = asyncio.create_task(election.hold(), name="hold the lead")
         work = [renewal, asyncio.create_task(self._work(kube, keys), name="work")]
-        if settings.webhook_certs is WebhookCerts.SELF:
+        if settings.webhook_certs == "self":
             rotation = CertificateRotation(
                 kube,
                 settings.operator_namespace,
@@ -168,23 +166,13 @@ class Operator:
                 await asyncio.sleep(1)
 
         async def rotate() -> None:
-            signer.use(await keys.rotate())
+            signer.ring = await keys.rotate()
 
         # Signing keys need maintenance to stay usable, so neither task runs without the other.
-        tasks = [
-            asyncio.create_task(
-                run_controller(kube, ControllerSettings.of(self._settings), signer, self._core_metrics), name="core"
-            ),
-            asyncio.create_task(run_periodically("the signing keys", rotate), name="signing keys"),
-        ]
-        try:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in ended:
-            task.result()
+        async with asyncio.TaskGroup() as tasks:
+            settings = ControllerSettings.of(self._settings)
+            tasks.create_task(run_controller(kube, settings, signer, self._core_metrics), name="core")
+            tasks.create_task(run_periodically("the signing keys", rotate), name="signing keys")
 
 
 async def run_periodically(subject: str, rotate: Callable[[], Awaitable[None]], every: float = ROTATE_EVERY) -> None:
@@ -209,14 +197,6 @@ async def _listen(server: HttpServer, address: Address, flag: str, certificate: 
         raise StartFailed(
             f"can't listen on {address}: {error.strerror or error}. Choose another address with {flag}."
         ) from error
-
-
-async def _end(tasks: list[asyncio.Task[None]], election: Election) -> None:
-    """Stop the leader's work, then release the Lease. The certificate is still followed, for the webhook."""
-    lead = tasks[-1]
-    lead.cancel()
-    await asyncio.gather(lead, return_exceptions=True)
-    await election.release()
 
 
 async def run_process(settings: Settings, registry: CollectorRegistry) -> None:

@@ -8,50 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 
 from mailboat_spec.formats import DnsLabel, DnsSubdomain, Form
 from mailboat_spec.scalars import Duration, between
 from mailboat_spec.structured_logs import LogFormat
 
 ENVIRONMENT_PREFIX: Final = "MAILBOAT_"
+_FLAGS: Final = {"namespaces": "--namespace", "webhook_hosts": "--webhook-host"}
+"""Flags that are not derived from the name of the field: one value each time."""
+_POD_VARIABLES: Final = {"operator_namespace": "POD_NAMESPACE", "identity": "POD_NAME", "kubeconfig": "KUBECONFIG"}
+"""Additional variables, read after the settings' own ones."""
 
 
 class SettingsError(ValueError):
     """Invalid settings; the message lists all problems."""
-
-
-class PullPolicy(StrEnum):
-    """When a node pulls the relay's image."""
-
-    ALWAYS = "Always"
-    IF_NOT_PRESENT = "IfNotPresent"
-    NEVER = "Never"
-
-
-class WebhookCerts(StrEnum):
-    """Source of the webhook's certificate."""
-
-    SELF = "self"
-    """Created, shared and renewed by the operators themselves."""
-    EXTERNAL = "external"
-    """Files in a mounted folder, as cert-manager writes them."""
-    OFF = "off"
-    """No webhook: nothing is injected."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spelled:
-    """Annotation for a setting whose flag or variable is not derived from its field name."""
-
-    flag: str | None = None
-    environment: str | None = None
-    """An additional variable, read after the setting's own one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +61,18 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    namespaces: Annotated[tuple[DnsLabel, ...], Spelled(flag="--namespace")] = Field(
+    namespaces: tuple[DnsLabel, ...] = Field(
         default=(), description="Namespace to watch; may be given again. Default: all namespaces."
     )
-    operator_namespace: Annotated[DnsLabel, Spelled(environment="POD_NAMESPACE")] = Field(
+    operator_namespace: DnsLabel = Field(
         description="Namespace of the operator itself, for its Lease and its two Secrets."
     )
-    identity: Annotated[Identity | None, Spelled(environment="POD_NAME")] = Field(
+    identity: Identity | None = Field(
         default=None, description="Name of this process among the operators. Default: host name and random digits."
     )
     relay_image: Image = Field(description="Image of the relays, like mailboat-relay:0.1.0.")
-    relay_image_pull_policy: PullPolicy = Field(
-        default=PullPolicy.IF_NOT_PRESENT, description="When nodes fetch it: Always, IfNotPresent or Never."
+    relay_image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
+        default="IfNotPresent", description="When nodes fetch it: Always, IfNotPresent or Never."
     )
     status_interval: Annotated[Duration, between("1s", "1h")] = Field(
         default=Duration.parse("5s"), description="Time between two polls of the relays, between 1s and 1h."
@@ -111,8 +85,8 @@ class Settings(BaseModel):
     signing_secret: DnsSubdomain = Field(
         default="mailboat-signing-keys", description="Secret with the keys that calls to relays are signed with."
     )
-    webhook_certs: WebhookCerts = Field(
-        default=WebhookCerts.SELF,
+    webhook_certs: Literal["self", "external", "off"] = Field(
+        default="self",
         description="Certificate of the injection webhook: self (made and renewed here), external (files in "
         "--cert-dir) or off (no webhook).",
     )
@@ -125,7 +99,7 @@ class Settings(BaseModel):
     webhook_secret: DnsSubdomain = Field(
         default="mailboat-webhook-cert", description="Secret that the operators share the certificate in."
     )
-    webhook_hosts: Annotated[tuple[Host, ...], Spelled(flag="--webhook-host")] = Field(
+    webhook_hosts: tuple[Host, ...] = Field(
         default=(), description="Further host name or IP address in the certificate; may be given again. Default: none."
     )
     webhook_listen: ListenAddress = Field(default=Address(None, 9443), description="Address of the webhook (HTTPS).")
@@ -145,15 +119,13 @@ class Settings(BaseModel):
     log_format: LogFormat = Field(
         default=LogFormat.AUTO, description="auto (readable on a terminal, JSON elsewhere), json or text."
     )
-    kubeconfig: Annotated[Path | None, Spelled(environment="KUBECONFIG")] = Field(
-        default=None, description="Kubeconfig file. Default: the pod's service account."
-    )
+    kubeconfig: Path | None = Field(default=None, description="Kubeconfig file. Default: the pod's service account.")
 
     @model_validator(mode="after")
     def _check_cert_dir(self) -> Settings:
-        if self.webhook_certs is WebhookCerts.EXTERNAL and self.cert_dir is None:
+        if self.webhook_certs == "external" and self.cert_dir is None:
             raise ValueError("--webhook-certs external needs --cert-dir: the folder that holds tls.crt and tls.key")
-        if self.webhook_certs is not WebhookCerts.EXTERNAL and self.cert_dir is not None:
+        if self.webhook_certs != "external" and self.cert_dir is not None:
             raise ValueError("--cert-dir has no effect without --webhook-certs external: add that or remove it")
         return self
 
@@ -180,16 +152,18 @@ class Setting:
 def all_settings() -> Iterator[Setting]:
     """Yield every setting, in order of declaration."""
     for name, info in Settings.model_fields.items():
-        spelled = next((each for each in info.metadata if isinstance(each, Spelled)), Spelled())
-        own = ENVIRONMENT_PREFIX + name.upper()
+        text = info.description or ""
+        if info.default is not None and not info.is_required() and "Default:" not in text:
+            text = f"{text} Default: {info.default}."
+        variables = (ENVIRONMENT_PREFIX + name.upper(), _POD_VARIABLES.get(name))
         yield Setting(
             field=name,
-            flag=spelled.flag or f"--{name.replace('_', '-')}",
-            environment=(own, spelled.environment) if spelled.environment else (own,),
+            flag=_FLAGS.get(name, f"--{name.replace('_', '-')}"),
+            environment=tuple(each for each in variables if each is not None),
             repeatable=get_origin(info.annotation) is tuple,
             required=info.is_required(),
             choices=_choices(info.annotation),
-            help=_help(info),
+            help=text,
         )
 
 
@@ -201,32 +175,20 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         settings = {each.field: each for each in all_settings()}
         lines = []
         for problem in error.errors(include_url=False, include_input=False):
-            setting = settings.get(str(problem["loc"][0])) if problem["loc"] else None
-            lines.append(_problem(setting, problem["type"], problem["msg"]))
+            message = problem["msg"].removeprefix("Value error, ")
+            if problem["loc"]:
+                setting = settings[str(problem["loc"][0])]
+                if problem["type"] == "missing":
+                    variables = " or ".join(f"${each}" for each in setting.environment)
+                    message = f"is required: {setting.help} Set it here or by {variables}"
+                elif setting.choices:
+                    message = f"must be one of {', '.join(setting.choices)}"
+                message = f"{setting.flag}: {message}"
+            lines.append(message)
         raise SettingsError("\n".join(lines)) from None
 
 
-def _problem(setting: Setting | None, kind: str, message: str) -> str:
-    message = message.removeprefix("Value error, ")
-    if setting is None:
-        return message
-    if kind == "missing":
-        message = (
-            f"is required: {setting.help} Set it here or by {' or '.join('$' + each for each in setting.environment)}"
-        )
-    elif setting.choices:
-        message = f"must be one of {', '.join(setting.choices)}"
-    return f"{setting.flag}: {message}"
-
-
 def _choices(annotation: object) -> tuple[str, ...]:
-    if isinstance(annotation, type) and issubclass(annotation, StrEnum):
-        return tuple(member.value for member in annotation)
+    if annotation is LogFormat:
+        return tuple(LogFormat)
     return get_args(annotation) if get_origin(annotation) is Literal else ()
-
-
-def _help(info: FieldInfo) -> str:
-    text = info.description or ""
-    if info.is_required() or "Default:" in text or info.default is None:
-        return text
-    return f"{text} Default: {info.default}."

@@ -136,8 +136,8 @@ async def test_an_operator_that_is_killed_at_every_single_write_gets_there_all_t
 class DeafFeed:
     """A feed whose watches are open and never report an event."""
 
-    def __init__(self, kube, namespaces, selections, listener):
-        self._watches = [(selection.kind, namespace) for selection in selections for namespace in namespaces]
+    def __init__(self, kube, namespaces, kinds, listener):
+        self._watches = [(kind, namespace) for kind in kinds for namespace in namespaces]
         self._listener = listener
 
     async def run(self):

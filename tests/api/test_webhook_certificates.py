@@ -21,13 +21,11 @@ from mailboat_devservers.kubernetes_certificates import Authority
 from mailboat_operator.http_server import HttpServer
 from mailboat_operator.kube.client import MUTATING_WEBHOOK, POD, RELAY, Conflict, Kind, Kube, NotFound, Object
 from mailboat_operator.kube.client import SECRET as SECRET_KIND
-from mailboat_operator.kube.secrets import read_secret
 from mailboat_operator.process import run_periodically
 from mailboat_operator.relays.signing_keys import SigningKeyRotation
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Address
-from mailboat_operator.webhook.cert_rotation import CertificateRotation
-from mailboat_operator.webhook.certificates import Certificates, Lifetimes
+from mailboat_operator.webhook.certificates import CertificateRotation, Certificates, Lifetimes
 from mailboat_operator.webhook.server import InjectionMetrics, Webhook
 from mailboat_operator.webhook.serving_cert import ServedCertificate, follow, from_secret
 from support.operator_processes import IMAGE, RunningOperator, a_pod, a_relay, webhook_configuration
@@ -113,7 +111,7 @@ async def watch_renewals(kube: Kube, namespace: str) -> tuple[set[tuple[x509.Cer
     while len(served) < 4:
         pods += 1
         assert await injected(kube, namespace, f"pod-{pods}"), f"pod-{pods} has no sidecar"
-        content = await read_secret(kube, namespace, SECRET)
+        content = await kube.read_secret(namespace, SECRET)
         found = Certificates.parse(content.data) if content is not None else None
         assert found is not None
         served.add(found.served.certificate)
@@ -132,7 +130,7 @@ async def test_the_bundle_is_written_only_when_it_differs(kube: Kube, namespace:
         await keep.rotate()
         await keep.rotate()
         assert await kube.get(MUTATING_WEBHOOK, None, namespace) == first
-        content = await read_secret(kube, namespace, SECRET)
+        content = await kube.read_secret(namespace, SECRET)
         assert content is not None
         bundle = base64.b64encode(content.data["ca.crt"]).decode()
         assert first["webhooks"][0]["clientConfig"] == {"url": "https://127.0.0.1:1/inject", "caBundle": bundle}
@@ -201,7 +199,7 @@ async def test_two_overlapping_leaders_end_with_one_set_of_keys(
     assert isinstance(conflict, Conflict)
     used = (await keeper.rotate()).data()
     assert (await keeper.rotate()).data() == used
-    content = await read_secret(overlapping, namespace, "keys")
+    content = await overlapping.read_secret(namespace, "keys")
     assert content is not None
     assert content.data == used, "what is used is what is written down"
 
@@ -220,7 +218,7 @@ async def test_two_leaders_that_overlap_end_with_one_certificate_and_its_bundle(
         (conflict,) = await both(keep.rotate, overlapping)
         assert isinstance(conflict, Conflict)
         await keep.rotate()
-        content = await read_secret(overlapping, namespace, SECRET)
+        content = await overlapping.read_secret(namespace, SECRET)
         assert content is not None
         found = Certificates.parse(content.data)
         assert found is not None
@@ -243,7 +241,7 @@ async def test_two_leaders_that_overlap_end_with_one_certificate_and_its_bundle(
 async def test_certificates_are_made_even_where_nothing_calls_the_webhook_yet(kube: Kube, namespace: str) -> None:
     with pytest.raises(NotFound, match="Install the chart's"):
         await CertificateRotation(kube, namespace, SECRET, "not-there", ("127.0.0.1",)).rotate()
-    content = await read_secret(kube, namespace, SECRET)
+    content = await kube.read_secret(namespace, SECRET)
     assert content is not None
     assert Certificates.parse(content.data) is not None
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mailboat_operator.resources.pod import APPLICATION, NAME_LABEL, PORT_NAME
-from mailboat_operator.settings import WebhookCerts, all_settings, read_settings
+from mailboat_operator.settings import all_settings, read_settings
 from mailboat_spec.names import INJECT_ANNOTATION, RELAY_LABEL, SUBSCRIPTION_LABEL
 from support.helm_chart import CHART, NAMESPACE, ROOT, Document, names, one, rendered, variants
 
@@ -129,7 +129,7 @@ def test_rules_for_secrets_name_the_operators_own_secrets(documents: list[Docume
         seen = True
         assert (document["kind"], document["metadata"]["namespace"]) == ("Role", NAMESPACE)
         if rule["verbs"] != ["create"]:  # RBAC can't restrict create by name
-            certificate = [settings.webhook_secret] if settings.webhook_certs is WebhookCerts.SELF else []
+            certificate = [settings.webhook_secret] if settings.webhook_certs == "self" else []
             assert rule["resourceNames"] == [settings.signing_secret, *certificate]
             assert "list" not in rule["verbs"]
     assert seen
@@ -151,7 +151,7 @@ def test_rules_name_one_lease_and_one_webhook_configuration(documents: list[Docu
         if "leases" in rule["resources"] and rule["verbs"] != ["create"]:
             assert rule["resourceNames"] == [settings.lease_name]
         if "mutatingwebhookconfigurations" in rule["resources"]:
-            assert settings.webhook_certs is WebhookCerts.SELF, names(document)
+            assert settings.webhook_certs == "self", names(document)
             assert rule["resourceNames"] == [settings.webhook_config_name]
 
 
@@ -191,17 +191,17 @@ def test_ports_mounts_and_certificates_match_the_operators_settings(documents: l
     settings = settings_of(documents)
     deployment = one(documents, "Deployment")["spec"]["template"]["spec"]
     mounts = {mount["mountPath"] for mount in deployment["containers"][0]["volumeMounts"]}
-    if settings.webhook_certs is WebhookCerts.EXTERNAL:
+    if settings.webhook_certs == "external":
         assert str(settings.cert_dir) in mounts
         certificate = one(documents, "Certificate", settings.webhook_secret)["spec"]
         assert set(certificate["dnsNames"]) <= set(settings.certificate_names)
         secret = next(volume["secret"] for volume in deployment["volumes"] if "secret" in volume)
         assert secret["secretName"] == certificate["secretName"]
-    if settings.webhook_certs is not WebhookCerts.OFF:
+    if settings.webhook_certs != "off":
         assert one(documents, "Service", settings.webhook_service)
     ports = {port["name"]: port["containerPort"] for port in deployment["containers"][0]["ports"]}
     assert str(settings.health_listen) == f":{ports['http']}"
-    assert (settings.webhook_certs is WebhookCerts.OFF) == ("webhook" not in ports)
+    assert (settings.webhook_certs == "off") == ("webhook" not in ports)
     assert not ports.get("webhook") or str(settings.webhook_listen) == f":{ports['webhook']}"
 
 

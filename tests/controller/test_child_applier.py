@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from mailboat.runtime.config_source import ConfigSource
 from mailboat.runtime.manifest_files import load
-from mailboat_operator.controller import parse
+from mailboat_operator.controller import observation
 from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.children import ApplyResult, ChildApplier, DeletionPending, NameTaken
 from mailboat_operator.controller.reconcile import Reconciler
@@ -40,8 +40,7 @@ from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.assignment import Work
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import relay_pod
-from mailboat_operator.relays.poll import PollTimeouts
-from mailboat_operator.relays.reports import Answer
+from mailboat_operator.relays.reports import Answer, PollTimeouts
 from mailboat_operator.relays.signing_keys import Signer, turned
 from mailboat_operator.relays.state import ConfigPush, RelayStates
 from mailboat_operator.resources import CHILD_KINDS, desired
@@ -388,7 +387,7 @@ async def test_a_subscription_is_read_once_per_version_and_beside_the_loop(monke
         threads.append(threading.current_thread())
         return read_document(source, body)
 
-    monkeypatch.setattr(parse, "read_document", counted)
+    monkeypatch.setattr(observation, "read_document", counted)
     await reconciler.reconcile(KEY)
     before = configuration_in(cache.child(CONFIG_MAP, KEY))
     threads.clear()  # the first reconcile wrote statuses, so the cached objects have new versions

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from mailboat_operator.kube.http import ClosableConnections
@@ -52,7 +53,7 @@ def silent(tmp_path: Path) -> Iterator[Silent]:
 
 async def test_a_stream_ends_although_the_server_does_not_close_it(silent: Silent) -> None:
     connections = ClosableConnections()
-    session = connections.session(silent.trust, {})
+    session = aiohttp.ClientSession(connector=connections.connector(silent.trust))
     response = await session.get(silent.url)
     assert await response.content.readany() == b"{}"
     response.close()
@@ -65,6 +66,6 @@ async def test_a_stream_ends_although_the_server_does_not_close_it(silent: Silen
 
 async def test_closing_twice_changes_nothing() -> None:
     connections = ClosableConnections()
-    await connections.session(ssl.create_default_context(), {}).close()
+    await connections.connector(ssl.create_default_context()).close()
     await connections.close()
     await connections.close()

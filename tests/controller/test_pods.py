@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mailboat_operator.relays.pods import relay_pod
-from mailboat_operator.resources.deployment import deployment
+from mailboat_operator.resources import deployment
 from mailboat_operator.resources.pod import RelayImage, relay_labels
 from mailboat_operator.webhook.injection import inject
 from mailboat_spec import OutboxRelay

@@ -45,7 +45,7 @@ async def test_a_leader_ends_if_the_rotation_of_its_signing_keys_fails(monkeypat
     nothing: Any = None
     monkeypatch.setattr("mailboat_operator.process.run_controller", core)
     operator = Operator(SETTINGS, CollectorRegistry())
-    with pytest.raises(RuntimeError, match="nobody thought of this"):
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="nobody thought of this")):
         async with asyncio.timeout(10):
             await operator._work(nothing, keys)
     assert ended.is_set(), "the controller still runs when the lease is released"

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.pods import RelayPod, relay_pod
-from mailboat_operator.relays.poll import PollTimeouts
+from mailboat_operator.relays.reports import PollTimeouts
 from mailboat_operator.relays.signing_keys import Signer, turned
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources.pod import CONTAINER, PORT, relay_labels

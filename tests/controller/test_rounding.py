@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat_operator.status.precision import displayed, rounded_age, rounded_count, rounded_rate
+from mailboat_operator.status.display import displayed, rounded_age, rounded_count, rounded_rate
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mailboat.http.auth import Unsigned, check_body
 from mailboat.http.jwt_auth import JwtVerifier, PublicKeys
-from mailboat_operator.relays.signing_keys import DEFAULT_RHYTHM, KeyRing, mint, turned
+from mailboat_operator.relays.signing_keys import LINGER, PUBLISH_FOR, RENEW_AFTER, KeyRing, mint, turned
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 AUDIENCE = "shop/orders-relay-0/7f9c"
@@ -74,7 +74,7 @@ def test_the_relays_own_check_takes_what_the_operator_makes(tmp_path: Path) -> N
     with pytest.raises(Unsigned):
         calls.check(mint(turned(None, NOW), AUDIENCE, "PUT", "/config", b"body", NOW), "PUT", "/config")
     # During a rotation the file has both keys, and either may sign.
-    both = turned(ring, NOW + DEFAULT_RHYTHM.renew)
+    both = turned(ring, NOW + RENEW_AFTER)
     keys.write_text(both.public_pem())
     for key in both.keys:
         signed = mint(KeyRing((key,)), AUDIENCE, "PUT", "/config", b"body", datetime.now(UTC))
@@ -82,7 +82,7 @@ def test_the_relays_own_check_takes_what_the_operator_makes(tmp_path: Path) -> N
 
 
 def test_the_signing_keys_survive_the_loss_of_the_secret() -> None:
-    ring = turned(turned(None, NOW), NOW + DEFAULT_RHYTHM.renew)
+    ring = turned(turned(None, NOW), NOW + RENEW_AFTER)
     again = KeyRing.parse(ring.data())
     assert again is not None
     assert again.public_pem() == ring.public_pem()
@@ -100,14 +100,14 @@ def test_invalid_signing_keys_are_skipped() -> None:
 
 def test_a_new_key_is_published_before_it_signs_and_an_old_one_after_it_signed() -> None:
     old = turned(None, NOW)
-    time = NOW + DEFAULT_RHYTHM.renew
+    time = NOW + RENEW_AFTER
     both = turned(old, time)
     assert both.public_pem().startswith(old.public_pem())
     assert both.signing_key(time) == old.keys[0]
-    time += DEFAULT_RHYTHM.publish
+    time += PUBLISH_FOR
     assert both.signing_key(time) == both.keys[1]
     assert turned(both, time) == both
-    time += DEFAULT_RHYTHM.linger
+    time += LINGER
     assert turned(both, time).keys == (both.keys[1],)
 
 
@@ -122,7 +122,7 @@ def test_a_relay_that_read_the_keys_a_little_ago_takes_every_token(pauses: list[
         ring = turned(ring, now)
         seen.append((now, ring.public_pem()))
         # The newest keys that every relay had time to read, or else the first ones.
-        known = [pem for time, pem in seen if time <= now - DEFAULT_RHYTHM.publish] or [seen[0][1]]
+        known = [pem for time, pem in seen if time <= now - PUBLISH_FOR] or [seen[0][1]]
         verified(mint(ring, AUDIENCE, "PUT", "/config", b"", now), known[-1])
         assert 1 <= len(ring.keys) <= 3
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mailboat_operator.controller.consumers import RestartTotal
 from mailboat_operator.controller.status_writer import status_patch
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, bounded
-from mailboat_operator.relays.totals import RestartTotals
 from mailboat_operator.status.conditions import Blocker, condition_events, overdue
 from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
@@ -467,36 +467,36 @@ def test_the_lag_of_a_silent_relay_still_counts():
 
 
 def test_events_are_counted_over_restarts_of_consumers_and_operators():
-    tally, asked = RestartTotals(), {"a": second(1), "b": second(1)}
-    assert tally.count("s", 0, {"a": 10}, asked) == 10
-    assert tally.count("s", 10, {"a": 15}, asked) == 15
-    assert tally.count("s", 15, {"a": 2}, asked) == 17, "a new process"
-    assert tally.count("s", 17, {"a": 2, "b": 5}, asked) == 22, "one that was silent until now"
-    later = RestartTotals()
-    assert later.count("s", 22, {"a": 2}, asked) == 22, "may be counted already"
-    assert later.count("s", 22, {"a": 3, "b": 6}, asked) == 23, "so may what one had that was silent at first"
-    assert later.count("s", 23, {"a": 3, "b": 6, "c": 4}, {**asked, "c": second(2)}) == 27, "a new pod"
+    tally, asked = RestartTotal(0), {"a": second(1), "b": second(1)}
+    assert tally.count({"a": 10}, asked) == 10
+    assert tally.count({"a": 15}, asked) == 15
+    assert tally.count({"a": 2}, asked) == 17, "a new process"
+    assert tally.count({"a": 2, "b": 5}, asked) == 22, "one that was silent until now"
+    later = RestartTotal(22)
+    assert later.count({"a": 2}, asked) == 22, "may be counted already"
+    assert later.count({"a": 3, "b": 6}, asked) == 23, "so may what one had that was silent at first"
+    assert later.count({"a": 3, "b": 6, "c": 4}, {**asked, "c": second(2)}) == 27, "a new pod"
 
 
 def test_a_new_operator_counts_nothing_twice_however_young_the_pods_are():
     """Creation times of pods have a resolution of one second. Operators may follow one another faster."""
-    one, next_one = RestartTotals(), RestartTotals()
-    assert one.count("s", 0, {"a": 100}, {"a": second(1)}) == 100
-    assert next_one.count("s", 100, {"a": 100}, {"a": second(1)}) == 100
-    assert next_one.count("s", 100, {"a": 130}, {"a": second(1)}) == 130
+    one, next_one = RestartTotal(0), RestartTotal(100)
+    assert one.count({"a": 100}, {"a": second(1)}) == 100
+    assert next_one.count({"a": 100}, {"a": second(1)}) == 100
+    assert next_one.count({"a": 130}, {"a": second(1)}) == 130
 
 
 def test_pods_that_are_gone_are_forgotten_and_nothing_is_counted_twice():
-    tally = RestartTotals()
+    tally = RestartTotal(0)
     for number in range(100):
         pod = f"pod-{number}"
-        assert tally.count("s", 0, {pod: 3}, {pod: second(number)}) == 3 * (number + 1)
-    assert len(tally._counted["s"].pods) == 1
-    assert tally.count("s", 0, {}, {pod: second(99)}) == 300, "it does not answer at present"
-    assert tally.count("s", 0, {pod: 5}, {pod: second(99)}) == 302
-    assert tally.count("s", 0, {}, {}) == 302, "its label is taken off"
-    assert tally.count("s", 0, {pod: 5}, {pod: second(99)}) == 302, "and put on again"
-    assert tally.count("s", 0, {pod: 6}, {pod: second(99)}) == 303
+        assert tally.count({pod: 3}, {pod: second(number)}) == 3 * (number + 1)
+    assert len(tally.pods) == 1
+    assert tally.count({}, {pod: second(99)}) == 300, "it does not answer at present"
+    assert tally.count({pod: 5}, {pod: second(99)}) == 302
+    assert tally.count({}, {}) == 302, "its label is taken off"
+    assert tally.count({pod: 5}, {pod: second(99)}) == 302, "and put on again"
+    assert tally.count({pod: 6}, {pod: second(99)}) == 303
 
 
 def second(number: int) -> str:

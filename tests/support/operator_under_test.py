@@ -71,7 +71,7 @@ class Cluster:
         self.outbox = Outbox()
         self.relays: dict[str, RelayStandIn] = {}
         self._keys = place / "operator-keys.pem"
-        self._keys.write_text(self.signer.public_keys())
+        self._keys.write_text(self.signer.ring.public_pem())
 
     def trust(self, public_keys: str) -> None:
         """Let the relays trust the keys of another operator."""

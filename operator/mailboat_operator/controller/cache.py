@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from mailboat_operator.kube.client import CONSUMER_POD, DEPLOYMENT, POD, RELAY, SUBSCRIPTION, Key, Kind, Listed, Object
 from mailboat_operator.relays.pods import ConsumerPod, RelayPod, consumer_pod, relay_pod
-from mailboat_operator.resources import CHILD_KINDS
-from mailboat_operator.resources.deployment import replica_failure, rollout_failure
+from mailboat_operator.resources import CHILD_KINDS, replica_failure, rollout_failure
 from mailboat_operator.resources.pod import child_name, has_source, relay_of
 from mailboat_spec.names import RELAY_LABEL, SUBSCRIPTION_LABEL
 
@@ -28,7 +27,6 @@ _KINDS: Final = (RELAY, SUBSCRIPTION, POD, CONSUMER_POD, *CHILD_KINDS)
 _NOISE: Final = frozenset({"resourceVersion", "managedFields", "selfLink"})
 _REMEMBERED: Final = 600.0
 """Seconds for which a deleted object is remembered; no response is in flight for that long."""
-_FINAL: Final = float("inf")
 
 
 class ResourceCache:
@@ -94,16 +92,13 @@ class ResourceCache:
         if before is None or _is_relevant(kind, before, found):
             self._notify(kind, *([] if before is None else [before]), found)
 
-    def remove(self, kind: Kind, deleted: Object) -> None:
-        """Remove a deleted object, or one that left the selection. A newer version or a successor of the name stays."""
-        self._remove(kind, deleted, _version(deleted))
+    def remove(self, kind: Kind, deleted: Object, version: float | None = None) -> None:
+        """Remove an object that was deleted, or left the selection, in this version of it or of a list.
 
-    def remove_not_found(self, kind: Kind, deleted: Object) -> None:
-        """Remove an object that the server answers with 404: no version of it can follow."""
-        self._remove(kind, deleted, _FINAL)
-
-    def _remove(self, kind: Kind, deleted: Object, version: float) -> None:
+        A newer version or a successor of the name stays. Default: the version of the object.
+        """
         key, uid = _key(deleted), deleted["metadata"]["uid"]
+        version = _version(deleted) if version is None else version
         before = self._objects[kind].get(key)
         if before is not None and before["metadata"]["uid"] != uid:
             before = None
@@ -117,6 +112,10 @@ class ResourceCache:
                 for relay in _relays_of(kind, before):
                     self._deleted[relay].append(before)
             self._notify(kind, before)
+
+    def remove_not_found(self, kind: Kind, deleted: Object) -> None:
+        """Remove an object that the server answers with 404: no version of it can follow."""
+        self.remove(kind, deleted, float("inf"))
 
     def _record_removal(self, uid: str, version: float) -> None:
         now = self._clock()
@@ -140,7 +139,7 @@ class ResourceCache:
             if outside or present.get(key) == cached["metadata"]["uid"]:
                 continue
             if _version(cached) <= _number(listed.resource_version):
-                self._remove(kind, cached, _number(listed.resource_version))
+                self.remove(kind, cached, _number(listed.resource_version))
         for item in listed.items:
             self.store(kind, item)
 

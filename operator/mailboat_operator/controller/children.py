@@ -56,8 +56,6 @@ class NameTaken(KubeError):
 
 @dataclass(slots=True)
 class ApplyResult:
-    """Result of applying all children."""
-
     child: str
     """Common name of the children."""
     events: list[EventNote] = field(default_factory=list)
@@ -106,7 +104,6 @@ class ChildApplier:
     """Error, the object that could not be applied, and the time."""
 
     def forget(self, key: Key) -> None:
-        """Drop the state of a deleted relay."""
         for kind in CHILD_KINDS:
             self._applied.pop((kind, key), None)
             self._errors.pop((kind, key), None)
@@ -122,7 +119,6 @@ class ChildApplier:
             return None
 
     async def apply(self, relay: OutboxRelay, desired: dict[Kind, Object]) -> ApplyResult:
-        """Create or repair every desired child."""
         result = ApplyResult(child_name(relay.metadata.name))
         key = (relay.metadata.namespace, relay.metadata.name)
         for kind in CHILD_KINDS:

@@ -7,20 +7,62 @@ The consumers run in pods of the application (``runtime: InProcess``), which car
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.parse import parse_subscription
+from mailboat_operator.controller.observation import parse_subscription
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import SUBSCRIPTION, Key
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
-from mailboat_operator.relays.poll import PodPoll, PollTimeouts
-from mailboat_operator.relays.totals import RestartTotals
-from mailboat_operator.status.consumer import ConsumerFacts, consumer_status
+from mailboat_operator.relays.reports import PodPoll, PollTimeouts
+from mailboat_operator.status.consumer import consumer_status
 from mailboat_spec.consumer_report import ConsumerReport
+
+
+@dataclass(slots=True)
+class _Pod:
+    created: str
+    """Creation time of its pod, as Kubernetes writes it."""
+    count: int | None
+    """Count in the last answer; None if it is unknown how much of it is already in the total."""
+
+
+@dataclass(slots=True)
+class RestartTotal:
+    """Total of a counter of one subscription across restarts: each consumer counts from its start."""
+
+    total: int
+    """At first the total in the status, from which a new operator continues."""
+    youngest: str | None = None
+    """Creation time of the newest pod seen before this operator's first poll or removed since. Only a pod created later
+    is certainly new; an older one may reappear (a label removed and added again)."""
+    pods: dict[str, _Pod] = field(default_factory=dict)
+    """By pod uid."""
+
+    def count(self, counts: Mapping[str, int], existing: Mapping[str, str]) -> int:
+        """Return the new total.
+
+        ``counts``: reported counts by pod uid. ``existing``: all existing pods with their creation times; other pods
+        are dropped.
+
+        The first count of a pod may already be included in the status, so it adds nothing, unless its pod is new or
+        the total is 0. A count that decreased means a new process.
+        """
+        youngest = max(existing.values(), default="") if self.youngest is None else self.youngest
+        gone = [self.pods.pop(pod).created for pod in self.pods.keys() - existing.keys()]
+        self.youngest = max([youngest, *gone])
+        for pod in existing.keys() - self.pods.keys():
+            new = self.total == 0 or existing[pod] > self.youngest
+            self.pods[pod] = _Pod(existing[pod], count=0 if new else None)
+        for pod, now in counts.items():
+            entry = self.pods[pod]
+            previous = now if entry.count is None else entry.count
+            self.total += now - previous if now >= previous else now
+            entry.count = now
+        return self.total
 
 
 @dataclass(slots=True)
@@ -35,36 +77,29 @@ class Consumers:
     interval: float
     wall_clock: Callable[[], float] = time.time
     _polls: dict[Key, PodPoll[ConsumerReport]] = field(default_factory=dict, init=False)
-    _dead: RestartTotals = field(default_factory=RestartTotals, init=False)
+    _dead: dict[str, RestartTotal] = field(default_factory=dict, init=False)
+    """Dead letters, by uid of the subscription."""
 
     async def reconcile(self, key: Key) -> float | None:
         """Reconcile one subscription. Return the seconds until the next run; None: wait for an event."""
         for deleted in self.status_writer.forget_deleted(key):
             self._polls.pop(key, None)
-            self._dead.forget(deleted["metadata"]["uid"])
+            self._dead.pop(deleted["metadata"]["uid"], None)
         if not (subscriptions := self.cache.subscriptions_of(key)):
             return None  # pods refer to a subscription that does not exist, or that reads an outbox
         (found,) = subscriptions
         parsed = parse_subscription(found)
-        metadata, before = found["metadata"], found.get("status") or {}
+        metadata = found["metadata"]
         name = f"{metadata['namespace']}/{metadata['name']}"
         pods = [pod for pod in self.cache.consumer_pods_of(key) if pod.alive]
         poll = self._polls.setdefault(key, PodPoll(self.timeouts, "pods"))
         answers = await poll.poll(pods, lambda pod: self.client.consumer_status(pod, name))
-        reports = {
-            pod.uid: answer.report for pod, answer in zip(pods, answers, strict=True) if answer.report is not None
-        }
-        created = {pod.uid: pod.created for pod in pods}
-        dead = {uid: report.dead for uid, report in reports.items()}
-        facts = ConsumerFacts(
-            generation=metadata.get("generation", 0),
-            before=before,
-            subscription=parsed.subscription,
-            problem=parsed.problem,
-            answers=answers,
-            dead=self._dead.count(metadata["uid"], before.get("dead", 0), dead, created),
-        )
-        status = consumer_status(facts, datetime.fromtimestamp(self.wall_clock(), UTC))
+        reports = ((pod.uid, answer.report) for pod, answer in zip(pods, answers, strict=True))
+        counts = {uid: report.dead for uid, report in reports if report is not None}
+        total = self._dead.setdefault(metadata["uid"], RestartTotal((found.get("status") or {}).get("dead", 0)))
+        dead = total.count(counts, {pod.uid: pod.created for pod in pods})
+        now = datetime.fromtimestamp(self.wall_clock(), UTC)
+        status = consumer_status(found, parsed.subscription, parsed.problem, answers, dead, now)
         self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
         await self.status_writer.write_status(SUBSCRIPTION, found, status)
         return self.interval if pods else None

@@ -30,7 +30,7 @@ from typing import Final
 from mailboat_operator.controller.cache import ResourceCache, is_consumer
 from mailboat_operator.controller.children import ChildApplier, DeletionPending
 from mailboat_operator.controller.consumers import Consumers
-from mailboat_operator.controller.kopf_feed import KopfFeed, Selection
+from mailboat_operator.controller.kopf_feed import KopfFeed
 from mailboat_operator.controller.reconcile import Reconciler
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.controller.workqueue import Backoff, WorkQueue
@@ -48,34 +48,25 @@ from mailboat_operator.kube.client import (
 )
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
-from mailboat_operator.relays.poll import PollTimeouts
+from mailboat_operator.relays.reports import PollTimeouts
 from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources import CHILD_KINDS
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Settings
-from mailboat_spec.names import MANAGED_BY, MANAGED_BY_LABEL, RELAY_LABEL, SUBSCRIPTION_LABEL
 
 log = logging.getLogger(__name__)
 
-_CHILD_LABELS: Final = f"{RELAY_LABEL},{MANAGED_BY_LABEL}={MANAGED_BY}"
-_RELAY_FEED: Final = (
-    Selection(RELAY),
-    Selection(SUBSCRIPTION),
-    *(Selection(kind, _CHILD_LABELS) for kind in CHILD_KINDS),
-    Selection(POD, RELAY_LABEL),
-)
-_CONSUMER_FEED: Final = (Selection(CONSUMER_POD, SUBSCRIPTION_LABEL),)
+_RELAY_FEED: Final = (RELAY, SUBSCRIPTION, *CHILD_KINDS, POD)
+_CONSUMER_FEED: Final = (CONSUMER_POD,)
 """A feed of its own, since a kopf process has one label selector per resource."""
-_SELECTIONS: Final = (*_RELAY_FEED, *_CONSUMER_FEED)
+_WATCHED: Final = (*_RELAY_FEED, *_CONSUMER_FEED)
 _BLOCKED_RETRY: Final = 6
 """Status intervals until a blocked child is retried. Others must remove the cause: a taken name, a quota, a policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """Settings of the leader's work."""
-
     image: RelayImage
     namespaces: tuple[str, ...] = ()
     """Empty: all namespaces."""
@@ -91,7 +82,7 @@ class ControllerSettings:
     @classmethod
     def of(cls, settings: Settings) -> ControllerSettings:
         return cls(
-            image=RelayImage(settings.relay_image, settings.relay_image_pull_policy.value),
+            image=RelayImage(settings.relay_image, settings.relay_image_pull_policy),
             namespaces=settings.namespaces,
             instance=settings.identity or socket.gethostname(),
             status_interval=settings.status_interval.seconds,
@@ -130,10 +121,10 @@ class _WatchScope:
     """One namespace, or all of them. No relay in it is reconciled before its lists are complete."""
 
     namespace: str | None
-    unlisted: set[Selection] = field(default_factory=lambda: set(_SELECTIONS))
-    """Selections that were not listed yet while their watch was open."""
-    outdated: set[Selection] = field(default_factory=set)
-    """Selections whose watch was opened after a list of kopf: deletions before it must be found."""
+    unlisted: set[Kind] = field(default_factory=lambda: set(_WATCHED))
+    """Kinds that were not listed yet while their watch was open."""
+    outdated: set[Kind] = field(default_factory=set)
+    """Kinds whose watch was opened after a list of kopf: deletions before it must be found."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     unreadable: dict[Kind, str] = field(default_factory=dict)
     """Status codes of failing requests, by kind. The same failure is logged once."""
@@ -173,8 +164,8 @@ class Controller:
         self.cache.on_change = self._key_changed
         try:
             async with asyncio.TaskGroup() as tasks:
-                for selections in (_RELAY_FEED, _CONSUMER_FEED):
-                    tasks.create_task(self._run_feed(selections))
+                for kinds in (_RELAY_FEED, _CONSUMER_FEED):
+                    tasks.create_task(self._run_feed(kinds))
                 for scope in self._scopes.values():
                     tasks.create_task(self._keep_synced(scope))
                 for _ in range(self.settings.workers):
@@ -193,7 +184,7 @@ class Controller:
 
     def watch_opened(self, kind: Kind, namespace: str | None) -> None:
         scope = self._scopes[namespace]
-        scope.outdated |= {each for each in _SELECTIONS if each.kind == kind}
+        scope.outdated.add(kind)
         scope.wake.set()
 
     def request_done(self, verb: str, kind: Kind, namespace: str | None, code: str) -> None:
@@ -213,12 +204,12 @@ class Controller:
 
     # ---- tasks -----------------------------------------------------------------------------------------------------
 
-    async def _run_feed(self, selections: tuple[Selection, ...]) -> None:
+    async def _run_feed(self, kinds: tuple[Kind, ...]) -> None:
         """Run kopf, and restart it with back-off if it ends. The lists of the next run find all missed events."""
         for attempt in itertools.count():
             try:
                 await self._until_served()
-                await KopfFeed(self.kube, self.settings.namespaces, selections, self).run()
+                await KopfFeed(self.kube, self.settings.namespaces, kinds, self).run()
             except Exception as error:
                 delay = self.settings.backoff.delay(attempt)
                 extra = {"error": str(error) or repr(error), "seconds": round(delay, 1)}
@@ -240,15 +231,15 @@ class Controller:
                     await scope.wake.wait()
                 scope.wake.clear()
             except TimeoutError:
-                scope.outdated = set(_SELECTIONS) - scope.unlisted
+                scope.outdated = set(_WATCHED) - scope.unlisted
                 self._queue_all(scope)
             while scope.outdated:
-                selection = scope.outdated.pop()
-                await self._list(selection, scope)
-                if scope.unlisted == {selection}:
+                kind = scope.outdated.pop()
+                await self._list(kind, scope)
+                if scope.unlisted == {kind}:
                     scope.unlisted.clear()
                     log.info("Initial list complete", extra={"namespace": scope.name, "relays": self._queue_all(scope)})
-                scope.unlisted.discard(selection)
+                scope.unlisted.discard(kind)
 
     def _queue_all(self, scope: _WatchScope) -> int:
         keys = [key for key in (*self.cache.relays(), *self.cache.referenced_by_pods()) if scope.has(key[0])]
@@ -256,12 +247,12 @@ class Controller:
             self._key_changed(key)
         return len(keys)
 
-    async def _list(self, selection: Selection, scope: _WatchScope) -> None:
+    async def _list(self, kind: Kind, scope: _WatchScope) -> None:
         """List until it succeeds, with back-off, and compare with the cache."""
         for attempt in itertools.count():
             try:
-                listed = await self.kube.list(selection.kind, scope.namespace, selection.labels)
-                self.cache.apply_list(selection.kind, listed, scope.namespace)
+                listed = await self.kube.list(kind, scope.namespace, kind.selector)
+                self.cache.apply_list(kind, listed, scope.namespace)
                 return
             except KubeError as error:
                 delay = max(self.settings.backoff.delay(attempt), error.retry_after or 0.0)

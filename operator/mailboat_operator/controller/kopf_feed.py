@@ -29,7 +29,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
@@ -49,14 +48,6 @@ _REQUEST_EVERY: Final = 0.1
 _REPLACED_LOGS: Final = ("kopf._cogs.clients.api", "kopf._core.reactor.running")
 """Loggers of kopf whose errors are expected: failed requests are reported by ``request_failed``, and signals are
 ignored outside the main thread on purpose."""
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Objects to watch: one kind, limited by a label selector unless that is empty."""
-
-    kind: Kind
-    labels: str = ""
 
 
 class FeedListener(Protocol):
@@ -85,23 +76,19 @@ class _EndlessBackoff:
 
 
 class KopfFeed:
-    """One run of kopf. No two selections may have the same resource, since kopf opens one watch per resource."""
+    """One run of kopf. It opens one watch per resource, so no two kinds may have the same."""
 
-    def __init__(
-        self, kube: Kube, namespaces: Sequence[str], selections: Sequence[Selection], listener: FeedListener
-    ) -> None:
+    def __init__(self, kube: Kube, namespaces: Sequence[str], kinds: Sequence[Kind], listener: FeedListener) -> None:
         self._kube = kube
         self._namespaces = tuple(namespaces)
-        self._selections = selections
+        self._kinds = kinds
         self._listener = listener
         self._stop = threading.Event()
         # The attributes below are used by kopf's thread only.
         self._connections = ClosableConnections()
         self._logins = 0
         self._paths = {
-            selection.kind.path(namespace): (selection.kind, namespace)
-            for selection in selections
-            for namespace in (self._namespaces or (None,))
+            kind.path(namespace): (kind, namespace) for kind in kinds for namespace in (self._namespaces or (None,))
         }
         self._listed: set[str] = set()
         """Paths that were listed since their last watch was opened."""
@@ -154,19 +141,25 @@ class KopfFeed:
             if self._logins:
                 await asyncio.sleep(_LOGIN_EVERY)
             self._logins += 1
-            access = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._kube.access(), loop))
-            credentials = kopf.ConnectionInfo(**access)
-            session = self._connections.session(
-                credentials.as_ssl_context(),
-                credentials.as_http_headers(),
-                [self._trace(loop, URL(credentials.server).path)],
+            api = self._kube.configuration
+            credentials = kopf.ConnectionInfo(
+                server=api.host,
+                ca_path=api.ssl_ca_cert,
+                certificate_path=api.cert_file,
+                private_key_path=api.key_file,
+                token=await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._kube.token(), loop)),
+                insecure=not api.verify_ssl,
+            )
+            session = aiohttp.ClientSession(
+                connector=self._connections.connector(credentials.as_ssl_context()),
+                headers=credentials.as_http_headers(),
+                trace_configs=[self._trace(loop, URL(credentials.server).path)],
+                trust_env=False,
             )
             return kopf.AiohttpSession(server=credentials.server, aiohttp_session=session)
 
-        for selection in self._selections:
-            kopf.on.event(selection.kind.api_version, selection.kind.plural, registry=registry)(
-                self._handler(loop, selection.kind)
-            )
+        for kind in self._kinds:
+            kopf.on.event(kind.api_version, kind.plural, registry=registry)(self._handler(loop, kind))
         return registry
 
     def _handler(self, loop: asyncio.AbstractEventLoop, kind: Kind) -> Any:
@@ -174,18 +167,19 @@ class KopfFeed:
             if not self._stop.is_set():
                 deleted = event["type"] == "DELETED"
                 receive = self._listener.object_deleted if deleted else self._listener.object_updated
-                loop.call_soon_threadsafe(receive, kind, _plain(kind, event["object"]))
+                # kopf passes views on dicts, and listed items lack apiVersion and kind.
+                found = {"apiVersion": kind.api_version, "kind": kind.name, **dict(event["object"])}
+                loop.call_soon_threadsafe(receive, kind, found)
 
-        handle.__name__ = f"{kind.plural}"
+        handle.__name__ = kind.plural
         return handle
 
-    def _trace(self, loop: asyncio.AbstractEventLoop, server: str) -> aiohttp.TraceConfig:
-        """Observe the requests of kopf to the API server at this address, which may have a path of its own."""
+    def _trace(self, loop: asyncio.AbstractEventLoop, root: str) -> aiohttp.TraceConfig:
+        """Observe the requests of kopf to the API server, whose address may have a path: ``root``."""
         trace = aiohttp.TraceConfig()
-        prefix = URL(server).path.rstrip("/")
 
         def path_of(url: URL) -> str:
-            return url.path.removeprefix(prefix)
+            return url.path.removeprefix(root.rstrip("/"))
 
         async def start(_: Any, __: SimpleNamespace, request: aiohttp.TraceRequestStartParams) -> None:
             path = path_of(request.url)
@@ -232,17 +226,12 @@ class KopfFeed:
         settings.watching.inactivity_timeout = 330
         settings.watching.chunk_size = 500
         settings.queueing.exit_timeout = 0.5
-        for selection in self._selections:
-            if selection.labels:
-                settings.watching.label_selectors[selection.kind.api_version, selection.kind.plural] = selection.labels
+        for kind in self._kinds:
+            if kind.selector:
+                settings.watching.label_selectors[kind.api_version, kind.plural] = kind.selector
         return settings
 
 
 def _fail(ended: asyncio.Future[None], outcome: BaseException) -> None:
     if not ended.done():
         ended.set_exception(outcome)
-
-
-def _plain(kind: Kind, found: Any) -> Object:
-    """Return a plain dict: kopf passes views on dicts, and listed items lack apiVersion and kind."""
-    return {"apiVersion": kind.api_version, "kind": kind.name, **dict(found)}

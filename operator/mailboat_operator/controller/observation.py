@@ -1,19 +1,36 @@
-"""Observation: everything that one reconcile decides on, read once. The decisions on it are pure."""
+"""Observation: everything that one reconcile decides on, read once and parsed. The decisions on it are pure.
+
+The CRD schemas reject most errors; parsing reports those that only the models detect. If the spec of a subscription
+became invalid, relays keep its last valid form. Parsing thousands of subscriptions takes seconds:
+``SubscriptionParser`` parses each resource version once, and is called in a thread.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mailboat_operator.controller.parse import ParsedSubscription
 from mailboat_operator.kube.client import Key, Object
 from mailboat_operator.relays.assignment import Work
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import Answer
-from mailboat_operator.resources.configmap import Configuration, Item, raw_item
-from mailboat_operator.resources.deployment import selector_labels
-from mailboat_operator.resources.pod import child_name, database_secrets, secrets_in, secrets_of, sink_secrets
-from mailboat_spec import EventSubscription, OutboxRelay, Runtime
+from mailboat_operator.relays.reports import Answer, config_version, relay_reports
+from mailboat_operator.resources import selector_labels
+from mailboat_operator.resources.configmap import (
+    Configuration,
+    Item,
+    contains_name,
+    is_named,
+    item,
+    last_valid_form,
+)
+from mailboat_operator.resources.pod import (
+    child_name,
+    database_secrets,
+    secrets_in,
+    sink_secrets,
+)
+from mailboat_spec import EventSubscription, OutboxRelay, Runtime, SpecError
+from mailboat_spec.documents import read_document
 from mailboat_spec.names import RELAY_LABEL
 
 
@@ -21,9 +38,13 @@ from mailboat_spec.names import RELAY_LABEL
 class ObservedSubscription:
     """One subscription: its resource, and the form that relays are configured with."""
 
-    parsed: ParsedSubscription
+    found: Object
     subscription: EventSubscription | None
     """The spec, or its last valid form. None if that form can't be parsed, or if relays have none."""
+    problem: str = ""
+    """Why the spec is invalid; empty if it is valid."""
+    item: Item | None = None
+    """The subscription in the configuration of the relays; None if they get none."""
     last_valid: Object | None = None
     """The last valid form, as relays have it, if the spec is invalid."""
     lost: bool = False
@@ -55,25 +76,21 @@ class Observation:
 
     @property
     def items(self) -> list[Item]:
-        """One configuration item per subscription."""
-        kept = [raw_item(each.last_valid) for each in self.subscriptions if each.last_valid is not None]
-        valid = (each.parsed.item for each in self.subscriptions if each.last_valid is None)
-        return [*kept, *(each for each in valid if each is not None)]
+        return [each.item for each in self.subscriptions if each.item is not None]
 
     @property
     def version_in_use(self) -> int:
         """Highest version of a configuration that relays report."""
-        return max((each.report.config.version or 0 for each in self.answers if each.report is not None), default=0)
+        return max(map(config_version, self.answers), default=0)
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """Names of all Secrets that relays must mount, including those of subscriptions that only relays can parse."""
         if self.relay is None:
             return ()
-        parsed = [each.subscription for each in self.subscriptions if each.subscription is not None]
-        unparsed = [each.last_valid for each in self.subscriptions if each.subscription is None]
-        others = {name for form in unparsed if form is not None for name in secrets_in(form)}
-        return tuple(sorted({*secrets_of(self.relay, parsed), *others}))
+        forms = [each.last_valid if each.problem else each.found for each in self.subscriptions]
+        of_sinks = {name for form in forms if form is not None for name in secrets_in(form)}
+        return tuple(sorted({*database_secrets(self.relay), *of_sinks}))
 
     @property
     def work(self) -> list[Work]:
@@ -91,7 +108,7 @@ class Observation:
     @property
     def hold_reason(self) -> str:
         """Why relays get no new configuration; empty if they do."""
-        lost = [each.parsed.found["metadata"]["name"] for each in self.subscriptions if each.lost]
+        lost = [each.found["metadata"]["name"] for each in self.subscriptions if each.lost]
         if not lost:
             return ""
         return (
@@ -107,14 +124,9 @@ class Observation:
         Application pods get their sidecar only when they are restarted. Until a sidecar works, deleting the Deployment
         would stop delivery.
         """
-        return any(
-            not pod.own
-            and pod.alive
-            and answer.report is not None
-            and (report := answer.report.relay(self.name)) is not None
-            and report.database_reachable
-            for pod, answer in zip(self.polled, self.answers, strict=True)
-        )
+        reports = relay_reports(self.answers, self.name)
+        working = {answer.pod for answer, report in reports if report.database_reachable}
+        return any(pod.alive and not pod.own and pod.name in working for pod in self.polled)
 
     @property
     def selector(self) -> str:
@@ -125,10 +137,89 @@ class Observation:
 
     def is_behind(self, version: int) -> bool:
         """Return whether a relay that answered still runs an earlier version of the configuration."""
-        reports = (answer.report for answer in self.running_answers)
-        return any(report is not None and (report.config.version or 0) < version for report in reports)
+        answers = [answer for answer in self.running_answers if answer.report is not None]
+        return any(config_version(answer) < version for answer in answers)
 
 
 def _work(relay: OutboxRelay, subscription: EventSubscription) -> Work:
     metadata, needed = subscription.metadata, (*database_secrets(relay), *sink_secrets(subscription))
     return Work(f"{metadata.namespace}/{metadata.name}", subscription.spec.partitions, frozenset(needed))
+
+
+def find_last_valid_form(
+    found: Object, relay: str, written: Configuration | None, pushed: Configuration | None, answers: Sequence[Answer]
+) -> tuple[Object | None, bool]:
+    """Find the last valid form in the ConfigMap (``written``), else in the last pushed configuration (``pushed``).
+
+    Return the form, as written, and whether it is lost: relays have the subscription, but no form can be found.
+
+    Others can delete or corrupt a ConfigMap. If this process has not pushed a configuration yet, check whether relay
+    reports contain the subscription. Reports of an earlier version are ignored: such a relay may not have received its
+    removal yet.
+    """
+    metadata = found["metadata"]
+    namespace, name = metadata["namespace"], metadata["name"]
+    for each in (written, pushed):
+        form = last_valid_form(each, metadata["uid"])
+        if form is not None and is_named(form, namespace, name):
+            return form, False
+    if pushed is not None or contains_name(written, namespace, name):  # left out by the operator, or a predecessor's
+        return None, False
+    if written is None and (found.get("status") or {}).get("partitions"):
+        return None, True
+    least = written.version if written is not None else 0
+    return None, any(
+        report.subscription(f"{namespace}/{name}") is not None and config_version(answer) >= least
+        for answer, report in relay_reports(answers, relay)
+    )
+
+
+def parse_relay(found: Object) -> tuple[OutboxRelay | None, str]:
+    """Return the relay, or None and the problem with its spec."""
+    try:
+        relay = read_document("", _without_status(found))
+    except SpecError as error:
+        return None, _problem(error)
+    assert isinstance(relay, OutboxRelay)
+    return relay, ""
+
+
+def parse_subscription(found: Object) -> ObservedSubscription:
+    """Parse a subscription by itself, whatever it reads."""
+    try:
+        subscription = read_document("", _without_status(found))
+    except SpecError as error:
+        return ObservedSubscription(found, None, _problem(error))
+    assert isinstance(subscription, EventSubscription)
+    return ObservedSubscription(found, subscription)
+
+
+class SubscriptionParser:
+    """Parser for the subscriptions of one relay, with a cache."""
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[str, str], ObservedSubscription] = {}
+        """By uid and resource version."""
+
+    def read(self, found: Sequence[Object]) -> list[ObservedSubscription]:
+        """Parse each subscription."""
+        read = {}
+        for each in found:
+            version = (each["metadata"]["uid"], each["metadata"]["resourceVersion"])
+            read[version] = self._cache.get(version) or _read_subscription(each)
+        self._cache = read
+        return list(read.values())
+
+
+def _read_subscription(found: Object) -> ObservedSubscription:
+    parsed = parse_subscription(found)
+    return parsed if parsed.subscription is None else replace(parsed, item=item(parsed.subscription))
+
+
+def _problem(error: SpecError) -> str:
+    """Format problems as field and remedy. The message appears on the resource itself, so its name is omitted."""
+    return "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in error.problems)
+
+
+def _without_status(found: Object) -> Object:
+    return {name: value for name, value in found.items() if name != "status"}

@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.children import ChildApplier, forbidden_blocker
-from mailboat_operator.controller.observation import Observation, ObservedSubscription
-from mailboat_operator.controller.parse import (
-    ParsedSubscription,
+from mailboat_operator.controller.observation import (
+    Observation,
+    ObservedSubscription,
     SubscriptionParser,
     find_last_valid_form,
     parse_relay,
@@ -47,6 +47,7 @@ from mailboat_operator.resources.configmap import (
     all_paused,
     configuration_in,
     next_configuration,
+    raw_item,
     too_large,
 )
 from mailboat_operator.resources.ownership import Owner, owner_of
@@ -65,8 +66,6 @@ _STUCK: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of applying and pushing."""
-
     blocker: Blocker | None = None
     blocked: Collection[Kind] = ()
     """Kinds of children that are not in the desired state."""
@@ -138,15 +137,17 @@ class Reconciler:
         return live if own else None
 
     def _observed(
-        self, key: Key, parsed: ParsedSubscription, written: Configuration | None, answers: Sequence[Answer]
+        self, key: Key, parsed: ObservedSubscription, written: Configuration | None, answers: Sequence[Answer]
     ) -> ObservedSubscription:
         """Return the form that relays should run. If the spec is invalid, relays keep the last valid form."""
         if parsed.subscription is not None:
-            return ObservedSubscription(parsed, parsed.subscription)
+            return parsed
         pushed = self.relays.pushed_config(key)
         form, lost = find_last_valid_form(parsed.found, "/".join(key), written, pushed, answers)
-        subscription = parse_subscription(form).subscription if form is not None else None
-        return ObservedSubscription(parsed, subscription, form, lost)
+        if form is None:
+            return replace(parsed, lost=lost)
+        subscription = parse_subscription(form).subscription
+        return replace(parsed, subscription=subscription, item=raw_item(form), last_valid=form)
 
     def _still_exists(self, key: Key, found: Object) -> bool:
         """Return whether the relay resource still exists after the status calls, which take time.
@@ -171,7 +172,7 @@ class Reconciler:
         configuration, excess = await asyncio.to_thread(self._next_configuration, observed, relay)
         if excess:
             return Result(Blocker(Reason.CONFIGURATION_HELD, excess))
-        children = desired(relay, observed.secrets, configuration, self.signer.public_keys(), self.image)
+        children = desired(relay, observed.secrets, configuration, self.signer.ring.public_pem(), self.image)
         applied = await self.children.apply(relay, children)
         await self.status_writer.write_events(RELAY, observed.found, applied.events)
         if not applied.blocked and (relay.spec.runtime is Runtime.DEPLOYMENT or observed.sidecar_works):
@@ -236,7 +237,8 @@ class Reconciler:
         )
         for pod in self.cache.pods_of(key):
             if pod.lacks_sidecar:
-                await self.status_writer.write_events(POD, pod.reference, [no_such_relay])
+                regarding = {"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}}
+                await self.status_writer.write_events(POD, regarding, [no_such_relay])
         now = datetime.fromtimestamp(self.wall_clock(), UTC)
         for found in self.cache.subscriptions_of(key):
             facts = SubscriptionFacts(
@@ -246,9 +248,6 @@ class Reconciler:
                 subscription=parse_subscription(found).subscription,
                 relay="/".join(key),
                 relay_exists=False,
-                problem="",
-                answers=(),
-                lacking=(),
             )
             await self.status_writer.write_status(SUBSCRIPTION, found, subscription_status(facts, now))
         return await self._pause_sidecars(key)

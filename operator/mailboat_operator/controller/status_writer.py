@@ -31,7 +31,7 @@ from mailboat_operator.kube.client import (
     Throttled,
 )
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.resources.deployment import replica_failure, rollout_failure
+from mailboat_operator.resources import replica_failure, rollout_failure
 from mailboat_operator.resources.pod import sink_secrets
 from mailboat_operator.status.conditions import Blocker, EventNote, condition_events, overdue
 from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
@@ -115,11 +115,11 @@ class StatusWriter:
         self, observed: Observation, each: ObservedSubscription, now: datetime, *, behind: bool
     ) -> None:
         """``behind``: relays still run an earlier generation. Write the status with that observedGeneration, if any."""
-        found = each.parsed.found
+        found = each.found
         metadata = found["metadata"]
         before = found.get("status") or {}
         generation = metadata.get("generation", 0)
-        if behind and each.parsed.subscription is not None:
+        if behind and not each.problem:
             generation = before.get("observedGeneration", generation)
         needed = sink_secrets(each.subscription) if each.subscription is not None else ()
         facts = SubscriptionFacts(
@@ -128,8 +128,7 @@ class StatusWriter:
             before=before,
             subscription=each.subscription,
             relay=observed.name,
-            relay_exists=True,
-            problem=each.parsed.problem,
+            problem=each.problem,
             answers=observed.running_answers,
             lacking=[pod for pod in observed.pods if pod.alive and not all(pod.mounts(name) for name in needed)],
         )

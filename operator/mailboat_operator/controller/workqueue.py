@@ -24,12 +24,11 @@ class Backoff:
     factor: float = 2.0
     longest: float = 60.0
     jitter: float = 0.2
-    random: Callable[[], float] = random.random
 
     def delay(self, failures: int) -> float:
         """``failures`` counts from 0."""
         plain = min(self.initial * self.factor ** min(failures, 32), self.longest)
-        return plain * (1 + self.jitter * (2 * self.random() - 1))
+        return plain * (1 + self.jitter * random.uniform(-1, 1))
 
 
 class WorkQueue(Generic[K]):

@@ -7,11 +7,13 @@ back-off is up to the caller, and ``retry_after`` carries the server's Retry-Aft
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self, TypedDict
+from typing import Any, Final, Self
 from urllib.parse import quote
 
 import aiohttp
@@ -20,7 +22,16 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
 from mailboat_operator.kube.http import ClosableConnections
-from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_PLURAL, SUBSCRIPTION_LABEL, SUBSCRIPTION_PLURAL
+from mailboat_spec.names import (
+    API_VERSION,
+    FIELD_MANAGER,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    RELAY_LABEL,
+    RELAY_PLURAL,
+    SUBSCRIPTION_LABEL,
+    SUBSCRIPTION_PLURAL,
+)
 
 Object = dict[str, Any]
 """An object of the API, as JSON."""
@@ -39,37 +50,37 @@ class Kind:
     api_version: str
     name: str
     plural: str
-    namespaced: bool = True
-    label: str = ""
-    """Label that objects have. It distinguishes two selections of one kind in the cache."""
+    selector: str = ""
+    """Label selector of the objects that the operator watches; empty: all."""
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         steps = [root]
-        if self.namespaced and namespace is not None:
+        if namespace is not None:
             steps += ["namespaces", quote(namespace, safe="")]
         steps.append(self.plural)
         steps += [quote(step, safe="") for step in (name, subresource) if step]
         return "/".join(steps)
 
 
+_CHILDREN: Final = f"{RELAY_LABEL},{MANAGED_BY_LABEL}={MANAGED_BY}"
 RELAY: Final = Kind(API_VERSION, "OutboxRelay", RELAY_PLURAL)
 SUBSCRIPTION: Final = Kind(API_VERSION, "EventSubscription", SUBSCRIPTION_PLURAL)
-DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments")
-CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps")
-SERVICE: Final = Kind("v1", "Service", "services")
-SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts")
-DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
-POD: Final = Kind("v1", "Pod", "pods")
-CONSUMER_POD: Final = Kind("v1", "Pod", "pods", label=SUBSCRIPTION_LABEL)
+DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments", _CHILDREN)
+CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps", _CHILDREN)
+SERVICE: Final = Kind("v1", "Service", "services", _CHILDREN)
+SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts", _CHILDREN)
+DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", _CHILDREN)
+POD: Final = Kind("v1", "Pod", "pods", RELAY_LABEL)
+CONSUMER_POD: Final = Kind("v1", "Pod", "pods", SUBSCRIPTION_LABEL)
 SECRET: Final = Kind("v1", "Secret", "secrets")
 EVENT: Final = Kind("events.k8s.io/v1", "Event", "events")
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
 MUTATING_WEBHOOK: Final = Kind(
-    "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations", False
+    "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "mutatingwebhookconfigurations"
 )
-_VERSION: Final = Kind("", "Version", "version", False)
-_GROUPS: Final = Kind("", "APIGroup", "apis", False)
+_VERSION: Final = Kind("", "Version", "version")
+_GROUPS: Final = Kind("", "APIGroup", "apis")
 
 
 class KubeError(Exception):
@@ -138,22 +149,19 @@ class Listed:
     resource_version: str
 
 
-class Access(TypedDict):
-    """Address and credentials of the API server, for kopf, which has its own HTTP client."""
+@dataclass(frozen=True, slots=True)
+class SecretContent:
+    """A Secret as read: its data, and the whole object for a conditional write."""
 
-    server: str
-    ca_path: str | None
-    certificate_path: str | None
-    private_key_path: str | None
-    token: str | None
-    insecure: bool
+    data: Mapping[str, bytes]
+    object: Object
 
 
 class Kube:
     """A connection to one API server."""
 
     def __init__(self, configuration: Configuration) -> None:
-        self._configuration = configuration
+        self.configuration = configuration
         self._client = ApiClient(configuration)
         self._connections = ClosableConnections()
         connector = self._connections.connector(self._client.rest_client.ssl_context)
@@ -185,17 +193,10 @@ class Kube:
         await self._client.close()
         await self._connections.close()
 
-    async def access(self) -> Access:
-        """Return address and credentials, with a fresh token."""
-        token = await self._configuration.get_api_key_with_prefix("BearerToken")
-        return Access(
-            server=self._configuration.host,
-            ca_path=self._configuration.ssl_ca_cert,
-            certificate_path=self._configuration.cert_file,
-            private_key_path=self._configuration.key_file,
-            token=token.split(" ", 1)[-1] if token else None,
-            insecure=not self._configuration.verify_ssl,
-        )
+    async def token(self) -> str | None:
+        """Return a fresh bearer token, if the credentials contain one."""
+        token = await self.configuration.get_api_key_with_prefix("BearerToken")
+        return token.split(" ", 1)[-1] if token else None
 
     async def server_version(self) -> tuple[int, int]:
         """Return major and minor version of the API server; vendors append a plus sign to the minor version."""
@@ -280,6 +281,32 @@ class Kube:
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         await self._json("DELETE", kind, kind.path(namespace, name), None, body)
+
+    async def read_secret(self, namespace: str, name: str) -> SecretContent | None:
+        """Read a Secret, without unreadable entries; None if it does not exist."""
+        try:
+            secret = await self.get(SECRET, namespace, name)
+        except NotFound:
+            return None
+        data = {}
+        for key, value in (secret.get("data") or {}).items():
+            try:
+                data[key] = base64.b64decode(value, validate=True)
+            except (binascii.Error, ValueError, TypeError):
+                continue
+        return SecretContent(data, secret)
+
+    async def write_secret(
+        self, namespace: str, name: str, before: SecretContent | None, data: Mapping[str, bytes]
+    ) -> None:
+        """Write a Secret. Raises ``Conflict`` if it was written since ``before``."""
+        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+        if before is not None:
+            await self.replace(SECRET, {**before.object, "data": encoded})
+            return
+        metadata = {"name": name, "namespace": namespace, "labels": {MANAGED_BY_LABEL: MANAGED_BY}}
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": encoded}
+        await self.create(SECRET, body)
 
     async def _json(
         self,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -29,18 +28,10 @@ class ClosableConnections:
         self._sockets: list[socket.socket] = []
 
     def connector(self, context: ssl.SSLContext) -> aiohttp.TCPConnector:
-        """Return a connector for a session created by a library. Unlimited: every watch occupies one connection."""
+        """Return a connector for one session. Unlimited: every watch occupies one connection."""
         self._connectors = [each for each in self._connectors if not each.closed]
         self._connectors.append(aiohttp.TCPConnector(limit=0, ssl=context, socket_factory=self._socket))
         return self._connectors[-1]
-
-    def session(
-        self, context: ssl.SSLContext, headers: Mapping[str, str], traces: Sequence[aiohttp.TraceConfig] = ()
-    ) -> aiohttp.ClientSession:
-        """Return a session, for a library that creates none. Either side may close it."""
-        return aiohttp.ClientSession(
-            connector=self.connector(context), headers=headers, trust_env=False, trace_configs=list(traces)
-        )
 
     def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, *_ = address

@@ -24,8 +24,6 @@ Owners = Mapping[Partition, str]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A subscription to be assigned."""
-
     name: str
     partitions: int
     secrets: frozenset[str]

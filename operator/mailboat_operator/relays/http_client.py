@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Self
 
 import aiohttp
@@ -16,11 +17,11 @@ import aiohttp
 from mailboat_operator.http_server import Memory
 from mailboat_operator.relays.pods import ConsumerPod, PolledPod, RelayPod
 from mailboat_operator.relays.reports import Answer, ConsumerAnswer, Partitions, bounded, largest_report
-from mailboat_operator.relays.signing_keys import Signer
+from mailboat_operator.relays.signing_keys import Signer, mint
 from mailboat_spec.assignment import AssignmentRequest
 from mailboat_spec.consumer_report import LARGEST_REPORT, read_consumer_reports
 from mailboat_spec.names import CONSUMER_PORT_NAME
-from mailboat_spec.relay_status import ProcessStatus, read_process_status
+from mailboat_spec.relay_status import read_process_status
 from mailboat_spec.wire_format import pack
 
 _MEMORY: Final = 12 * 1024 * 1024
@@ -36,10 +37,6 @@ class PushResponse:
 
     code: int
     text: str
-
-    @property
-    def accepted(self) -> bool:
-        return self.code == 200
 
 
 class RelayClient:
@@ -99,7 +96,7 @@ class RelayClient:
         return await self._put(pod, "/assignment", pack(assignment.model_dump_json()))
 
     async def _put(self, pod: RelayPod, path: str, body: bytes) -> PushResponse:
-        token = self._signer.token(pod.audience, "PUT", path, body)
+        token = mint(self._signer.ring, pod.audience, "PUT", path, body, datetime.now(UTC))
         headers = {"Authorization": f"Bearer {token}"}
         code, content = await self._call("PUT", pod, path, body, _LARGEST_ERROR, headers)
         return PushResponse(code, content.decode(errors="replace"))
@@ -135,13 +132,9 @@ def _answer(pod: RelayPod, content: bytes, relay: str, partitions: Partitions) -
     report = read_process_status(content)
     if report is None:
         return Answer(pod.name, None, "answered something that is no status")
-    if _is_of_another(report, pod.relay_id):
+    if any(each.relay and each.relay != pod.relay_id for each in report.relays):
         return Answer(pod.name, None, "another relay answers at its address")  # the address was reassigned to a new pod
     return Answer(pod.name, bounded(report, relay, partitions))
-
-
-def _is_of_another(report: ProcessStatus, relay_id: str) -> bool:
-    return any(each.relay and each.relay != relay_id for each in report.relays)
 
 
 def _reason(error: Exception) -> str:

@@ -52,11 +52,6 @@ class RelayPod(PolledPod):
         return f"{self.namespace}/{self.name}/{self.uid}"
 
     @property
-    def reference(self) -> dict[str, Any]:
-        """Minimal object, for the reference in an event."""
-        return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}}
-
-    @property
     def alive(self) -> bool:
         """Whether the pod contains a relay that keeps running."""
         return self.has_relay and not self.terminating and not self.finished
@@ -111,7 +106,7 @@ def relay_pod(pod: Mapping[str, Any]) -> RelayPod:
         uid=metadata["uid"],
         address=_address(status.get("podIP"), chosen_port(annotations) or PORT),
         own=own,
-        has_relay=_runs_relay(spec) if own else is_injected(pod),
+        has_relay=bool(_relay_of(spec, "containers")) if own else is_injected(pod),
         opted_out=annotations.get(INJECT_ANNOTATION) == "false",
         terminating=metadata.get("deletionTimestamp") is not None,
         finished=status.get("phase") in ("Succeeded", "Failed"),
@@ -164,10 +159,6 @@ def _ended(ended: Mapping[str, Any], container: Mapping[str, Any]) -> str:
 def _with_reason(problem: str, source: Mapping[str, Any]) -> str:
     reason, message = source.get("reason") or "", str(source.get("message") or "")[:_LONGEST_PROBLEM]
     return f"{problem} ({reason}: {message})" if message else f"{problem} ({reason})"
-
-
-def _runs_relay(spec: Mapping[str, Any]) -> bool:
-    return any(container.get("name") == CONTAINER for container in spec.get("containers") or ())
 
 
 def _address(ip: str | None, port: int) -> str:

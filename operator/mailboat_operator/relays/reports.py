@@ -1,16 +1,20 @@
-"""Reports of relay and consumer pods, and the bounds on what the operator keeps of them.
+"""Reports of relay and consumer pods: how they are polled, and the bounds on what the operator keeps of them.
 
 The wire models are ``mailboat_spec.relay_status`` and ``mailboat_spec.consumer_report``. A report comes from a pod that
 an application owns, and the operator keeps the last one of each pod. So only the subscriptions and partitions named by
-resources are kept, with texts cut to a maximum length.
+resources are kept, with texts cut to a maximum length. Polls are bounded in number and time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
+from mailboat_operator.relays.pods import PolledPod
 from mailboat_spec import EventSubscriptionSpec, Reason
 from mailboat_spec.consumer_report import ConsumerReport
 from mailboat_spec.relay_status import ConfigReport, ProcessStatus, RelayStatus, SubscriptionStatus
@@ -25,6 +29,8 @@ _PER_SUBSCRIPTION: Final = 2048
 _PER_PARTITION: Final = 768
 """Bytes. A partition takes about 150, and more if it carries an error."""
 _LARGEST: Final = 12 * 1024 * 1024
+_CALLS_AT_A_TIME: Final = 8
+"""Concurrent calls to the pods of one resource, so that unresponsive pods do not delay other resources."""
 
 Partitions = Mapping[str, int]
 """Subscriptions of one relay by full name, each with its number of partitions."""
@@ -44,7 +50,6 @@ def _partitions(subscription: Mapping[str, Any]) -> int:
 
 
 def largest_report(partitions: Partitions) -> int:
-    """Return the maximum size of a report in bytes."""
     needed = sum(_PER_SUBSCRIPTION + count * _PER_PARTITION for count in partitions.values())
     return min(_SMALLEST + needed, _LARGEST)
 
@@ -83,6 +88,20 @@ Answer = PodAnswer[ProcessStatus]
 ConsumerAnswer = PodAnswer[ConsumerReport]
 
 
+def relay_reports(answers: Iterable[Answer], relay: str) -> list[tuple[Answer, RelayStatus]]:
+    """Return the reports about a relay (namespace/name), each with its answer."""
+    return [
+        (answer, report)
+        for answer in answers
+        if answer.report is not None and (report := answer.report.relay(relay)) is not None
+    ]
+
+
+def config_version(answer: Answer) -> int:
+    """Return the version of the configuration that a relay reports; 0 if it reports none."""
+    return (answer.report.config.version or 0) if answer.report is not None else 0
+
+
 def bounded(status: ProcessStatus, relay: str, partitions: Partitions) -> ProcessStatus:
     """Return the part of the status about this relay and its known subscriptions."""
     found = status.relay(relay)
@@ -90,13 +109,12 @@ def bounded(status: ProcessStatus, relay: str, partitions: Partitions) -> Proces
     return ProcessStatus(relays, _cut(status.config, "error"))
 
 
-_REMARKS = ("retention_blocked", "old_snapshot")
-
-
 def _bounded_relay(status: RelayStatus, partitions: Partitions) -> RelayStatus:
     named = {each.name: each for each in status.subscriptions if each.name in partitions}
     kept = tuple(_bounded_subscription(each, partitions[each.name]) for each in named.values())
-    cut = _cut(status, "relay", "state", "message", "reason", "database", "missing_roles", *_REMARKS)
+    cut = _cut(
+        status, "relay", "state", "message", "reason", "database", "missing_roles", "retention_blocked", "old_snapshot"
+    )
     silent = tuple(name for name in status.silent if len(name) <= _LONGEST_NAME)[:_MOST_SILENT]
     return replace(cut, subscriptions=kept, silent=silent, peers=(), outbox="")
 
@@ -120,3 +138,70 @@ def _cut(status: Reported, *fields: str) -> Reported:
         field: text[:_LONGEST_TEXT] for field in fields if len(text := getattr(status, field) or "") > _LONGEST_TEXT
     }
     return replace(status, **long) if long else status
+
+
+@dataclass(frozen=True, slots=True)
+class PollTimeouts:
+    """Timeouts in seconds."""
+
+    silence: float = 15.0
+    """How long the last report of an unresponsive pod counts: one lost packet must not move a partition."""
+    assignment: float = 30.0
+    """How long relays may take to follow an assignment before it is pushed again."""
+    poll: float = 10.0
+    """Time limit for the status calls of one reconcile. Pods that never answered are polled last, in turn."""
+
+
+P = TypeVar("P", bound=PolledPod)
+
+
+@dataclass(slots=True)
+class PodPoll(Generic[R]):
+    """Polls of one resource's pods, with the last report of each pod."""
+
+    timeouts: PollTimeouts
+    others: str
+    """Word for the other pods of the resource, in messages."""
+    clock: Callable[[], float] = time.monotonic
+    reports: dict[str, tuple[R, float]] = field(default_factory=dict)
+    """Last report and its time, by pod uid."""
+    called: dict[str, float] = field(default_factory=dict)
+    """Time of the last status call, by pod uid."""
+    calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CALLS_AT_A_TIME))
+
+    async def poll(self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[R]]]) -> list[PodAnswer[R]]:
+        """Poll every pod. Return one answer each: the new report, else the last one if recent, and the error of now.
+
+        A pod that answered before and does not now is marked as silent at once, unless there was no time to ask it.
+        """
+        answered = await self._call(pods, call)
+        now = self.clock()
+        result = []
+        for pod in pods:
+            late = f"was not asked yet: other {self.others} take too long to answer"
+            answer = answered.get(pod.uid) or PodAnswer(pod.name, None, late)
+            if answer.report is not None:
+                self.reports[pod.uid] = (answer.report, now)
+            last, at = self.reports.get(pod.uid, (None, now))
+            silent = last is not None and answer.report is None and pod.uid in answered
+            recent = last if now - at <= self.timeouts.silence else None
+            result.append(replace(answer, report=recent, silent=silent))
+        present = {pod.uid for pod in pods}
+        self.reports = {uid: report for uid, report in self.reports.items() if uid in present}
+        self.called = {uid: at for uid, at in self.called.items() if uid in present}
+        return result
+
+    async def _call(self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[R]]]) -> dict[str, PodAnswer[R]]:
+        """Return the answers that arrived within the time limit, by pod uid."""
+        answers: dict[str, PodAnswer[R]] = {}
+
+        async def call_one(pod: P) -> None:
+            async with self.calls:
+                self.called[pod.uid] = self.clock()
+                answers[pod.uid] = await call(pod)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.timeouts.poll), asyncio.TaskGroup() as tasks:
+                for pod in sorted(pods, key=lambda pod: (pod.uid not in self.reports, self.called.get(pod.uid, 0.0))):
+                    tasks.create_task(call_one(pod))
+        return answers

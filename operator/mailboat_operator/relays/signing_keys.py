@@ -3,9 +3,9 @@
 Relays hold the public keys (``operator-keys.pem`` in their ConfigMap), so no object in an application's namespace
 allows impersonating the operator. Keys are rotated:
 
-- A new key is published before it signs. For ``Rhythm.publish`` both public keys are in the ConfigMaps and the old one
+- A new key is published before it signs. For ``PUBLISH_FOR`` both public keys are in the ConfigMaps and the old one
   continues to sign. By then every relay has read the new one.
-- The old key stays published for ``Rhythm.linger`` after its last signature. Then it is removed.
+- The old key stays published for ``LINGER`` after its last signature. Then it is removed.
 
 A token is valid for one call: it names the pod (audience), the method and path (subject) and the body (digest), and
 expires after a minute. Only the leader maintains and uses the ring.
@@ -26,29 +26,19 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from mailboat_operator.kube.client import Kube
-from mailboat_operator.kube.secrets import read_secret, write_secret
 from mailboat_spec.names import FIELD_MANAGER
 
 log = logging.getLogger(__name__)
 
 ISSUER: Final = FIELD_MANAGER
 LIFETIME: Final = timedelta(seconds=60)
+RENEW_AFTER: Final = timedelta(days=30)
+PUBLISH_FOR: Final = timedelta(minutes=15)
+"""Kubelets update a changed ConfigMap in pods within about two minutes; the rest is for slow ones."""
+LINGER: Final = timedelta(hours=1)
 
 _PREFIX: Final = "signing-"
 _SUFFIX: Final = ".pem"
-
-
-@dataclass(frozen=True, slots=True)
-class Rhythm:
-    """Timing of key rotation."""
-
-    renew: timedelta = timedelta(days=30)
-    publish: timedelta = timedelta(minutes=15)
-    """Kubelets update a changed ConfigMap in pods within about two minutes; the rest is for slow ones."""
-    linger: timedelta = timedelta(hours=1)
-
-
-DEFAULT_RHYTHM: Final = Rhythm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +91,26 @@ class KeyRing:
         return cls(tuple(sorted(keys, key=lambda key: key.made))) if keys else None
 
     def data(self) -> dict[str, bytes]:
-        """Return the data of the Secret."""
         return {f"{_PREFIX}{int(key.made.timestamp())}{_SUFFIX}": key.private_pem for key in self.keys}
 
     def public_pem(self) -> str:
         """Return ``operator-keys.pem``: all keys, including the old one and the one that will sign next."""
         return "".join(key.public_pem for key in self.keys)
 
-    def signing_key(self, now: datetime, rhythm: Rhythm = DEFAULT_RHYTHM) -> SigningKey:
+    def signing_key(self, now: datetime) -> SigningKey:
         """Return the newest key that relays have had time to read; the oldest if there is none."""
-        published = [key for key in self.keys if now >= key.made + rhythm.publish]
+        published = [key for key in self.keys if now >= key.made + PUBLISH_FOR]
         return published[-1] if published else self.keys[0]
 
 
-def turned(ring: KeyRing | None, now: datetime, rhythm: Rhythm = DEFAULT_RHYTHM) -> KeyRing:
+def turned(ring: KeyRing | None, now: datetime) -> KeyRing:
     """Return the current ring: with a new key if one is due, without expired ones."""
     if ring is None:
         return KeyRing((SigningKey.new(now),))
     keys = ring.keys
-    if now >= keys[-1].made + rhythm.renew:
+    if now >= keys[-1].made + RENEW_AFTER:
         keys = (*keys, SigningKey.new(now))
-    passed = [key for key, after in pairwise(keys) if now >= after.made + rhythm.publish + rhythm.linger]
+    passed = [key for key, after in pairwise(keys) if now >= after.made + PUBLISH_FOR + LINGER]
     return KeyRing(tuple(key for key in keys if key not in passed))
 
 
@@ -139,27 +128,11 @@ def mint(ring: KeyRing, audience: str, method: str, path: str, body: bytes, now:
     return jwt.encode(claims, ring.signing_key(now).private, algorithm="EdDSA")
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
+@dataclass(slots=True)
 class Signer:
-    """The key ring in use: the core signs its calls with it and publishes its public keys to relays."""
+    """The key ring in use, replaced by a rotation: calls are signed with it, and relays get its public keys."""
 
-    def __init__(self, ring: KeyRing, now: Callable[[], datetime] = _utc_now) -> None:
-        self._ring = ring
-        self._now = now
-
-    def public_keys(self) -> str:
-        """Return the content of ``operator-keys.pem``."""
-        return self._ring.public_pem()
-
-    def token(self, audience: str, method: str, path: str, body: bytes) -> str:
-        """Return a token for one call; ``audience`` is ``namespace/pod/uid``."""
-        return mint(self._ring, audience, method, path, body, self._now())
-
-    def use(self, ring: KeyRing) -> None:
-        self._ring = ring
+    ring: KeyRing
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +142,14 @@ class SigningKeyRotation:
     kube: Kube
     namespace: str
     secret: str
-    rhythm: Rhythm = DEFAULT_RHYTHM
-    now: Callable[[], datetime] = _utc_now
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def rotate(self) -> KeyRing:
         """Return the current key ring. A changed ring is written to the Secret before it is used."""
-        content = await read_secret(self.kube, self.namespace, self.secret)
+        content = await self.kube.read_secret(self.namespace, self.secret)
         found = KeyRing.parse(content.data) if content is not None else None
-        ring = turned(found, self.now(), self.rhythm)
+        ring = turned(found, self.now())
         if found is None or ring != found:
-            await write_secret(self.kube, self.namespace, self.secret, content, ring.data())
+            await self.kube.write_secret(self.namespace, self.secret, content, ring.data())
             log.info("Signing keys renewed", extra={"secret": self.secret, "keys": len(ring.keys)})
         return ring

@@ -28,8 +28,15 @@ from mailboat_operator.relays.assignment import (
 )
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.poll import PodPoll, PollTimeouts
-from mailboat_operator.relays.reports import Answer, Partitions, pod_of
+from mailboat_operator.relays.reports import (
+    Answer,
+    Partitions,
+    PodPoll,
+    PollTimeouts,
+    config_version,
+    pod_of,
+    relay_reports,
+)
 from mailboat_operator.resources.configmap import Configuration
 from mailboat_spec.relay_status import ProcessStatus, RelayStatus
 
@@ -41,8 +48,6 @@ _FURTHEST_AHEAD: Final = 2**61
 
 @dataclass(frozen=True, slots=True)
 class ConfigPush:
-    """Result of pushing a configuration."""
-
     behind: bool = False
     """A relay reported an earlier version before the push."""
     in_flight: bool = False
@@ -51,8 +56,6 @@ class ConfigPush:
 
 @dataclass(slots=True)
 class _Relay:
-    """State of the relays of one resource."""
-
     poll: PodPoll[ProcessStatus]
     pushed: Configuration | None = None
     """Last configuration intended for these relays."""
@@ -75,7 +78,6 @@ class RelayStates:
     _relays: dict[Key, _Relay] = field(default_factory=dict, init=False)
 
     def forget(self, key: Key) -> None:
-        """Drop the state of a deleted resource."""
         self._relays.pop(key, None)
         self.metrics.forget_relay(*key)
 
@@ -108,7 +110,7 @@ class RelayStates:
         behind = [
             pod
             for pod, answer in zip(pods, answers, strict=True)
-            if answer.report is not None and (answer.report.config.version or 0) < configuration.version
+            if answer.report is not None and config_version(answer) < configuration.version
         ]
 
         async def push(pod: RelayPod) -> PushResponse:
@@ -118,12 +120,12 @@ class RelayStates:
         pushed = await asyncio.gather(*map(push, behind))
         for pod, outcome in zip(behind, pushed, strict=True):
             self.metrics.pushes.labels("config", str(outcome.code)).inc()
-            if not outcome.accepted and state.refusals.get(pod.uid) != outcome:
+            if outcome.code != 200 and state.refusals.get(pod.uid) != outcome:
                 extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
                 log.warning("Relay refused the configuration, push will be retried", extra=extra)
-        refused = {pod.uid: outcome for pod, outcome in zip(behind, pushed, strict=True) if not outcome.accepted}
+        refused = {pod.uid: outcome for pod, outcome in zip(behind, pushed, strict=True) if outcome.code != 200}
         state.refusals = refused
-        return ConfigPush(bool(behind), any(outcome.accepted or outcome.code == 0 for outcome in pushed))
+        return ConfigPush(bool(behind), any(outcome.code in (0, 200) for outcome in pushed))
 
     async def push_assignment(
         self,
@@ -137,17 +139,23 @@ class RelayStates:
         state = self._state(key)
         name = "/".join(key)
         healthy = _healthy(name, pods, answers)
-        desired, reported = await asyncio.to_thread(_plan, healthy, work, state.plan)
+        before = state.plan
+
+        def plan() -> tuple[Owners, Owners]:
+            workers, reported = _workers(healthy, work), _reported(healthy)
+            return assign(work, workers, sticky(before, reported, workers)), reported
+
+        desired, reported = await asyncio.to_thread(plan)
         now = self.clock()
         if not needs_push(desired, reported, state.plan, now, self.timeouts.assignment):
             return any(reported.get(partition) != pod for partition, pod in desired.items())
         generation = next_generation(state.plan, int(self.wall_clock() * 1000) + state.ahead)
         request = assignment_of(desired, generation, namespace=key[0])
-        current = [pod for pod, answer, _ in healthy if _version(answer) >= configuration.version]
+        current = [pod for pod, answer, _ in healthy if config_version(answer) >= configuration.version]
         for pod in current:  # one relay suffices: it stores the assignment in the database, where the others read it
             outcome = await self.client.put_assignment(pod, request)
             self.metrics.pushes.labels("assignment", str(outcome.code)).inc()
-            if outcome.accepted:
+            if outcome.code == 200:
                 state.plan = Plan(generation, desired, now)
                 log.info("Assignment pushed", extra={"relay": name, "generation": generation})
                 return True
@@ -165,21 +173,12 @@ _Healthy = Sequence[tuple[RelayPod, Answer, RelayStatus]]
 
 def _healthy(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> _Healthy:
     """Pods whose relay keeps running and reaches the database."""
+    running = {pod.name: pod for pod in pods if pod.alive}
     return [
-        (pod, answer, report)
-        for pod, answer in zip(pods, answers, strict=True)
-        if pod.alive
-        and answer.report is not None
-        and (report := answer.report.relay(name)) is not None
-        and report.database_reachable
-        and report.state != "Stopping"
+        (running[answer.pod], answer, report)
+        for answer, report in relay_reports(answers, name)
+        if answer.pod in running and report.database_reachable and report.state != "Stopping"
     ]
-
-
-def _plan(healthy: _Healthy, work: Sequence[Work], before: Plan | None) -> tuple[Owners, Owners]:
-    """Return the desired and the reported owner of each partition."""
-    workers, reported = _workers(healthy, work), _reported(healthy)
-    return assign(work, workers, sticky(before, reported, workers)), reported
 
 
 def _workers(healthy: _Healthy, work: Sequence[Work]) -> list[Worker]:
@@ -206,7 +205,3 @@ def _reported(healthy: _Healthy) -> Mapping[Partition, str]:
         for each in report.subscriptions:
             owners.update({(each.name, held.partition): pod.name for held in each.owned})
     return owners
-
-
-def _version(answer: Answer) -> int:
-    return (answer.report.config.version or 0) if answer.report is not None else 0

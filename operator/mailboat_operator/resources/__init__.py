@@ -6,8 +6,8 @@ controller in their owner reference, so that Kubernetes garbage collection remov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from mailboat_operator.kube.client import (
     CONFIG_MAP,
@@ -19,14 +19,28 @@ from mailboat_operator.kube.client import (
     Object,
 )
 from mailboat_operator.resources.configmap import Configuration, config_map
-from mailboat_operator.resources.deployment import deployment, selector_labels
 from mailboat_operator.resources.ownership import child_metadata
-from mailboat_operator.resources.pod import PORT, PORT_NAME, RelayImage
+from mailboat_operator.resources.pod import (
+    DRAIN_SECONDS,
+    INSTANCE_LABEL,
+    NAME_LABEL,
+    PORT,
+    PORT_NAME,
+    RelayImage,
+    child_name,
+    chosen_port,
+    relay_container,
+    relay_labels,
+    relay_volumes,
+)
 from mailboat_spec import OutboxRelay, Runtime
 from mailboat_spec.names import RELAY_LABEL
 
 CHILD_KINDS: Final = (CONFIG_MAP, SERVICE_ACCOUNT, SERVICE, DEPLOYMENT, DISRUPTION_BUDGET)
 """In order of creation: pods come last, after everything that they reference."""
+_ROLLOUT_SECONDS: Final = 120
+"""Time without progress after which Kubernetes reports that a rollout hangs. It goes on when the cause is gone."""
+_SPREAD_OVER: Final = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
 
 
 def desired(
@@ -43,6 +57,88 @@ def desired(
         if relay.spec.template.service_account_name is None:
             children[SERVICE_ACCOUNT] = service_account(relay)
     return children
+
+
+def deployment(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) -> Object:
+    """Build the Deployment.
+
+    Its template holds only parts that a running pod can't receive later: image, volumes, resources. Everything else is
+    pushed, so a changed subscription causes no rollout unless it needs a Secret that is not mounted yet.
+    """
+    selector = selector_labels(relay.metadata.name)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": child_metadata(relay),
+        "spec": {
+            "replicas": relay.spec.replicas,
+            "paused": False,  # else `kubectl rollout pause` would keep a new image or Secret from relays, unnoticed
+            "progressDeadlineSeconds": _ROLLOUT_SECONDS,
+            "revisionHistoryLimit": 3,
+            "selector": {"matchLabels": selector},
+            # The new relay is ready before the old one stops, so its partitions move only once.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": _template(relay, image, secrets),
+        },
+    }
+
+
+def selector_labels(relay: str) -> dict[str, str]:
+    """Labels that select the Deployment's pods, but no application pod with a sidecar. A selector is immutable."""
+    every = relay_labels(relay)
+    return {label: every[label] for label in (NAME_LABEL, INSTANCE_LABEL)}
+
+
+def _template(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
+    template, name = relay.spec.template, relay.metadata.name
+    metadata: dict[str, Any] = {"labels": {**template.labels, **relay_labels(name)}}
+    if template.annotations:
+        metadata["annotations"] = dict(template.annotations)
+    spec: dict[str, Any] = {
+        "automountServiceAccountToken": False,
+        "containers": [relay_container(template, image, secrets, port=chosen_port(template.annotations) or PORT)],
+        "enableServiceLinks": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "serviceAccountName": template.service_account_name or child_name(name),
+        "terminationGracePeriodSeconds": DRAIN_SECONDS,
+        "topologySpreadConstraints": [_spread(name, key) for key in _SPREAD_OVER],
+        "volumes": relay_volumes(name, secrets),
+    }
+    if template.node_selector:
+        spec["nodeSelector"] = dict(template.node_selector)
+    if template.tolerations:
+        spec["tolerations"] = [toleration.manifest() for toleration in template.tolerations]
+    if template.affinity:
+        spec["affinity"] = dict(template.affinity)
+    if template.image_pull_secrets:
+        spec["imagePullSecrets"] = [secret.manifest() for secret in template.image_pull_secrets]
+    return {"metadata": metadata, "spec": spec}
+
+
+def _spread(relay: str, key: str) -> dict[str, Any]:
+    return {
+        "maxSkew": 1,
+        "topologyKey": key,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector_labels(relay)},
+    }
+
+
+def replica_failure(live: Mapping[str, Any] | None) -> str:
+    """Return Kubernetes' message why a Deployment can't create pods: a quota, a policy, a missing service account."""
+    return _condition_message(live, "ReplicaFailure", "True")
+
+
+def rollout_failure(live: Mapping[str, Any] | None) -> str:
+    """Return Kubernetes' message why a Deployment's rollout failed. The previous pods keep running."""
+    return _condition_message(live, "Progressing", "False")
+
+
+def _condition_message(live: Mapping[str, Any] | None, type_: str, status: str) -> str:
+    for condition in ((live or {}).get("status") or {}).get("conditions") or ():
+        if condition.get("type") == type_ and condition.get("status") == status:
+            return str(condition.get("message") or condition.get("reason") or type_)
+    return ""
 
 
 def service(relay: OutboxRelay) -> Object:

@@ -68,7 +68,6 @@ def raw_item(form: Mapping[str, Any]) -> Item:
 
 
 def config_map(relay: OutboxRelay, configuration: Configuration, public_keys: str) -> dict[str, Any]:
-    """Build the complete object."""
     made: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "ConfigMap",

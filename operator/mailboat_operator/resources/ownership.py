@@ -46,11 +46,10 @@ def owner_of(child: Mapping[str, Any], relay_name: str, relay_uid: str) -> Owner
     children for the next relay of the name.
     """
     references = child["metadata"].get("ownerReferences") or ()
+    group = API_VERSION.partition("/")[0]
     for reference in references:
-        if (
-            reference.get("kind") == RELAY_KIND
-            and str(reference.get("apiVersion", "")).split("/")[0] == (API_VERSION.split("/")[0])
-        ):
+        of_group = str(reference.get("apiVersion", "")).partition("/")[0] == group
+        if of_group and reference.get("kind") == RELAY_KIND:
             if reference.get("uid") == relay_uid:
                 return Owner.OWN
             if reference.get("name") == relay_name:

@@ -67,8 +67,6 @@ _SECURITY: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class RelayImage:
-    """Image of the relay's container."""
-
     name: str
     pull_policy: str = "IfNotPresent"
 
@@ -114,14 +112,6 @@ def chosen_port(annotations: Mapping[str, Any]) -> int | None:
     return number if 1 <= number <= 65535 else None
 
 
-def secrets_of(relay: OutboxRelay, subscriptions: Iterable[EventSubscription]) -> tuple[str, ...]:
-    """Return the names of all Secrets that a relay with these subscriptions needs, sorted, without duplicates."""
-    names = set(database_secrets(relay))
-    for subscription in subscriptions:
-        names.update(sink_secrets(subscription))
-    return tuple(sorted(names))
-
-
 def database_secrets(relay: OutboxRelay) -> tuple[str, ...]:
     """Return the names of the Secrets needed to connect to the database."""
     return tuple(reference.name for reference in relay.spec.database.secret_refs())
@@ -133,7 +123,7 @@ def sink_secrets(subscription: EventSubscription) -> tuple[str, ...]:
 
 
 def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the Secrets in a sink's ``*SecretRef`` fields, for a subscription that can't be parsed."""
+    """Return the Secrets in a sink's ``*SecretRef`` fields, also if the rest is not validated yet."""
     spec = subscription.get("spec")
     sink = spec.get("sink") if isinstance(spec, Mapping) else None
     chosen = [each for each in sink.values() if isinstance(each, Mapping)] if isinstance(sink, Mapping) else []

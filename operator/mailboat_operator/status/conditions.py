@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -11,29 +11,21 @@ from mailboat_spec import ConditionStatus, ConditionType, Reason
 from mailboat_spec.redaction import redact
 
 _MESSAGE_LIMIT: Final = 1024
+_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _TOO_LONG: Final = timedelta(minutes=2)
 """Age from which a start that should resolve by itself is worth an event."""
 
-_HEALTHY: Final[Mapping[str, ConditionStatus]] = {
-    ConditionType.READY: ConditionStatus.TRUE,
-    ConditionType.SOURCE_REACHABLE: ConditionStatus.TRUE,
-    ConditionType.IDEMPOTENCY_REACHABLE: ConditionStatus.TRUE,
-    ConditionType.IDEMPOTENCY_RELIABLE: ConditionStatus.TRUE,
-    ConditionType.DEAD_LETTER_REACHABLE: ConditionStatus.TRUE,
-    ConditionType.DEAD_LETTERS_STOPPED: ConditionStatus.FALSE,
-    ConditionType.DATABASE_REACHABLE: ConditionStatus.TRUE,
-    ConditionType.SCHEMA_READY: ConditionStatus.TRUE,
-    ConditionType.SINK_REACHABLE: ConditionStatus.TRUE,
-    ConditionType.ASSIGNED: ConditionStatus.TRUE,
-    ConditionType.SIDECARS_INJECTED: ConditionStatus.TRUE,
-    ConditionType.SECRETS_MOUNTED: ConditionStatus.TRUE,
-    ConditionType.PAUSED: ConditionStatus.FALSE,
-    ConditionType.RETENTION_BLOCKED: ConditionStatus.FALSE,
-    ConditionType.SNAPSHOT_HELD: ConditionStatus.FALSE,
-    ConditionType.KEYS_BLOCKED: ConditionStatus.FALSE,
-}
-"""The healthy status per type. Types not listed here are for tools, not people, and cause no events."""
-
+_HEALTHY_IF_FALSE: Final = frozenset(
+    {
+        ConditionType.DEAD_LETTERS_STOPPED,
+        ConditionType.PAUSED,
+        ConditionType.RETENTION_BLOCKED,
+        ConditionType.SNAPSHOT_HELD,
+        ConditionType.KEYS_BLOCKED,
+    }
+)
+_WITHOUT_EVENTS: Final = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
+"""Types that are for tools, not people."""
 _STALLED: Final = frozenset(
     {
         Reason.INVALID_SPEC,
@@ -62,8 +54,6 @@ _PROGRESSING: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """Status, reason and message of one condition type."""
-
     type: ConditionType
     status: ConditionStatus
     reason: Reason
@@ -99,46 +89,41 @@ def unknown(type_: ConditionType, reason: Reason, message: str) -> ConditionResu
     return ConditionResult(type_, ConditionStatus.UNKNOWN, reason, message)
 
 
-def with_progress(conditions: Sequence[ConditionResult]) -> list[ConditionResult]:
-    """Add the kstatus conditions ``Reconciling`` or ``Stalled``, by the reason for which Ready is not True."""
+def written(
+    conditions: Sequence[ConditionResult], before: Mapping[str, Any], generation: int, now: datetime
+) -> dict[str, Any]:
+    """Return conditions in the form of the API, with those of kstatus. ``before`` is the existing status.
+
+    If the status of a condition is unchanged, its lastTransitionTime is kept.
+    """
     ready = next(each for each in conditions if each.type is ConditionType.READY)
-    result = list(conditions)
+    progress = []
     if ready.status is not ConditionStatus.TRUE:
         if ready.reason in _STALLED:
-            result.append(yes(ConditionType.STALLED, ready.reason, ready.message))
+            progress = [replace(ready, type=ConditionType.STALLED, status=ConditionStatus.TRUE)]
         elif ready.reason in _PROGRESSING:
-            result.append(yes(ConditionType.RECONCILING, ready.reason, ready.message))
-    return result
-
-
-def written(
-    conditions: Iterable[ConditionResult], before: Iterable[Mapping[str, Any]], generation: int, now: datetime
-) -> list[dict[str, Any]]:
-    """Return conditions in the form of the API. If the status is unchanged, keep its lastTransitionTime."""
-    old = {condition.get("type"): condition for condition in before}
-    result = []
-    for condition in sorted(conditions, key=lambda each: list(ConditionType).index(each.type)):
-        last = old.get(condition.type.value)
-        same = last is not None and last.get("status") == condition.status.value
-        since = last.get("lastTransitionTime") if last is not None and same else None
-        result.append(
-            {
-                "type": condition.type.value,
-                "status": condition.status.value,
-                "reason": condition.reason.value,
-                "message": _shortened(redact(condition.message)),
-                "lastTransitionTime": since or now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "observedGeneration": generation,
-            }
-        )
-    return result
+            progress = [replace(ready, type=ConditionType.RECONCILING, status=ConditionStatus.TRUE)]
+    last = before.get("conditions") or ()
+    since = {(each.get("type"), each.get("status")): each.get("lastTransitionTime") for each in last}
+    result = [
+        {
+            "type": each.type.value,
+            "status": each.status.value,
+            "reason": each.reason.value,
+            "message": _shortened(redact(each.message)),
+            "lastTransitionTime": since.get((each.type, each.status)) or now.astimezone(UTC).strftime(_TIME),
+            "observedGeneration": generation,
+        }
+        for each in sorted((*conditions, *progress), key=lambda each: list(ConditionType).index(each.type))
+    ]
+    return {"observedGeneration": generation, "conditions": result}
 
 
 def condition_events(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[EventNote]:
     """Return one event per changed condition. The steps of a start cause none: Ready summarizes them at the end."""
     old = {condition.get("type"): condition for condition in before}
-    changes = [(old.get(condition["type"]), condition) for condition in after if condition["type"] in _HEALTHY]
-    return list(dict.fromkeys(_event(condition) for last, condition in changes if _needs_event(last, condition)))
+    changed = [each for each in after if _needs_event(old.get(each["type"]), each)]
+    return list(dict.fromkeys(map(_event, changed)))
 
 
 def overdue(conditions: Iterable[Mapping[str, Any]], now: datetime) -> list[EventNote]:
@@ -151,6 +136,8 @@ def overdue(conditions: Iterable[Mapping[str, Any]], now: datetime) -> list[Even
 
 
 def _needs_event(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
+    if now["type"] in _WITHOUT_EVENTS:
+        return False
     if last is not None and all(last.get(field) == now[field] for field in ("status", "reason")):
         return False
     good, ready = _is_healthy(now), now["type"] == ConditionType.READY
@@ -164,13 +151,14 @@ def _needs_event(last: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool
 
 
 def _is_healthy(condition: Mapping[str, Any]) -> bool:
-    return bool(condition.get("status") == _HEALTHY[condition["type"]])
+    healthy = ConditionStatus.FALSE if condition["type"] in _HEALTHY_IF_FALSE else ConditionStatus.TRUE
+    return bool(condition.get("status") == healthy)
 
 
 def _event(condition: Mapping[str, Any]) -> EventNote:
-    bad = ConditionStatus.FALSE if _HEALTHY[condition["type"]] == ConditionStatus.TRUE else ConditionStatus.TRUE
+    bad = not _is_healthy(condition) and condition["status"] != ConditionStatus.UNKNOWN
     routine = condition["reason"] in _PROGRESSING or condition["reason"] == Reason.PAUSED_BY_SPEC
-    return EventNote(condition["status"] == bad and not routine, condition["reason"], condition["message"])
+    return EventNote(bad and not routine, condition["reason"], condition["message"])
 
 
 def _shortened(message: str) -> str:

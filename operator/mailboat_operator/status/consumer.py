@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from mailboat_operator.kube.client import Object
 from mailboat_operator.relays.reports import ConsumerAnswer, parse_reason
-from mailboat_operator.status.conditions import ConditionResult, no, unknown, with_progress, written, yes
-from mailboat_operator.status.pod_messages import named
-from mailboat_operator.status.precision import displayed, rounded_age, rounded_count
-from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
+from mailboat_operator.status.conditions import ConditionResult, no, unknown, written, yes
+from mailboat_operator.status.display import displayed, named, oldest_age, partition_row, rounded_count
+from mailboat_spec import ConditionType, EventSubscription, Reason, State
 from mailboat_spec.consumer_report import ConsumedPartition, ConsumerReport, DeadLetterHealth, SourceHealth, StoreHealth
 from mailboat_spec.names import CONSUMER_PORT_NAME, SUBSCRIPTION_LABEL
 from mailboat_spec.redaction import redact
@@ -20,76 +19,59 @@ _ERROR_LIMIT: Final = 256
 _MOST_ASSIGNMENTS: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerFacts:
-    """All facts about a subscription with a source at one moment."""
-
-    generation: int
-    before: Mapping[str, Any]
-    """The existing status."""
-    subscription: EventSubscription | None
-    problem: str
-    """Why the spec is invalid; empty if it is valid."""
-    answers: Sequence[ConsumerAnswer]
-    """Answers of all living pods with the label of the subscription."""
-    dead: int
-    """Dead letters of all consumers, over their restarts."""
-
-    @property
-    def reports(self) -> list[ConsumerReport]:
-        return [answer.report for answer in self.answers if answer.report is not None]
+_NEEDED: Final = frozenset(
+    {ConditionType.SOURCE_REACHABLE, ConditionType.IDEMPOTENCY_REACHABLE, ConditionType.DEAD_LETTER_REACHABLE}
+)
 
 
-def _dead(facts: ConsumerFacts) -> int:
-    """Return the dead letters that wait on the topic, as each consumer counts them; between two counts the last known
-    number. Pub/Sub does not tell it: there, the dead letters that consumers have written."""
-    if (
-        facts.subscription is None
-        or facts.subscription.spec.source is None
-        or facts.subscription.spec.source.kafka is None
-    ):
-        return facts.dead
-    health = [report.dead_letters for report in facts.reports if report.dead_letters is not None]
-    last_count: int = facts.before.get("dead", 0)
-    return max((each.waiting for each in health if each.waiting is not None), default=last_count)
+def consumer_status(
+    found: Object,
+    subscription: EventSubscription | None,
+    problem: str,
+    answers: Sequence[ConsumerAnswer],
+    dead: int,
+    now: datetime,
+) -> dict[str, Any]:
+    """Return the status of ``found``, parsed as ``subscription`` or invalid because of ``problem``.
 
-
-def consumer_status(facts: ConsumerFacts, now: datetime) -> dict[str, Any]:
-    """Build the whole status, for comparison with the existing one."""
-    status: dict[str, Any] = {
-        "observedGeneration": facts.generation,
-        "conditions": written(
-            with_progress(_conditions(facts)), facts.before.get("conditions") or (), facts.generation, now
-        ),
-        "dead": _dead(facts),
-    }
-    if facts.subscription is not None:
-        spec = facts.subscription.spec
+    ``answers``: of all living pods with its label. ``dead``: dead letters of all consumers, over their restarts.
+    """
+    before: Mapping[str, Any] = found.get("status") or {}
+    reports = [answer.report for answer in answers if answer.report is not None]
+    conditions = [_paused(subscription), *_about_servers(reports)] if subscription is not None else []
+    ready = _ready(problem, answers, reports, conditions)
+    status = written([ready, *conditions], before, found["metadata"].get("generation", 0), now)
+    status["dead"] = dead
+    if subscription is not None:
+        spec = subscription.spec
         status |= {"source": spec.source_name, "sink": spec.sink.kind}
-    if not facts.reports:
-        # No consumer reports: keep the last known values.
-        for field in ("partitionCount", "lag", "lagDisplay", "oldestAge", "parked", "lastError", "partitions"):
-            if field in facts.before:
-                status[field] = facts.before[field]
-        return status
-    return status | _numbers(facts)
+        if spec.source is not None and spec.source.kafka is not None:
+            status["dead"] = _waiting(reports, before.get("dead", 0))
+    if reports:
+        return status | _numbers(answers, reports)
+    # No consumer reports: keep the last known values.
+    kept = ("partitionCount", "lag", "lagDisplay", "oldestAge", "parked", "lastError", "partitions")
+    return status | {field: before[field] for field in kept if field in before}
 
 
-def _numbers(facts: ConsumerFacts) -> dict[str, Any]:
-    reports = facts.reports
-    lag = sum(each.lag for each in reports)
-    ages = [each.oldest_age for each in reports if each.oldest_age is not None]
-    numbers: dict[str, Any] = {
+def _waiting(reports: Sequence[ConsumerReport], last: int) -> int:
+    """Return the dead letters that wait on the topic, as each consumer counts them; between two counts the last known
+    number. Pub/Sub reports no such number."""
+    health = [report.dead_letters for report in reports if report.dead_letters is not None]
+    return max((each.waiting for each in health if each.waiting is not None), default=last)
+
+
+def _numbers(answers: Sequence[ConsumerAnswer], reports: Sequence[ConsumerReport]) -> dict[str, Any]:
+    lag = rounded_count(sum(each.lag for each in reports))
+    return {
         "partitionCount": sum(each.source.owned for each in reports if each.source is not None),
-        "lag": rounded_count(lag),
-        "lagDisplay": displayed(rounded_count(lag), any(each.lag_bounded for each in reports)),
+        "lag": lag,
+        "lagDisplay": displayed(lag, any(each.lag_bounded for each in reports)),
         "parked": rounded_count(sum(each.parked for each in reports)),
         "lastError": redact(next((each.last_error for each in reports if each.last_error), ""))[:_ERROR_LIMIT],
-        "partitions": _assignments(facts.answers),
+        "partitions": _assignments(answers),
+        **oldest_age(each.oldest_age for each in reports),
     }
-    if ages and (age := rounded_age(max(ages))) is not None:
-        numbers["oldestAge"] = str(Duration.of_seconds(age))
-    return numbers
 
 
 def _assignments(answers: Sequence[ConsumerAnswer]) -> list[dict[str, Any]]:
@@ -97,58 +79,46 @@ def _assignments(answers: Sequence[ConsumerAnswer]) -> list[dict[str, Any]]:
     for answer in answers:
         if answer.report is not None and answer.report.source is not None:
             held |= {each.partition: (answer.pod, each) for each in answer.report.source.partitions}
-    result = []
-    for number, (pod, partition) in sorted(held.items())[:_MOST_ASSIGNMENTS]:
-        entry: dict[str, Any] = {"partition": number, "pod": pod, "lag": rounded_count(partition.lag or 0)}
-        if (age := rounded_age(partition.oldest_age)) is not None:
-            entry["oldestAge"] = str(Duration.of_seconds(age))
-        result.append(entry)
-    return result
+    return [
+        partition_row(number, pod, each.lag or 0, each.oldest_age)
+        for number, (pod, each) in sorted(held.items())[:_MOST_ASSIGNMENTS]
+    ]
 
 
-def _conditions(facts: ConsumerFacts) -> list[ConditionResult]:
-    conditions = [_paused(facts), *_about_servers(facts.reports)] if facts.subscription is not None else []
-    return [_ready(facts, conditions), *conditions]
-
-
-def _ready(facts: ConsumerFacts, conditions: Sequence[ConditionResult]) -> ConditionResult:
+def _ready(
+    problem: str,
+    answers: Sequence[ConsumerAnswer],
+    reports: Sequence[ConsumerReport],
+    conditions: Sequence[ConditionResult],
+) -> ConditionResult:
     ready = ConditionType.READY
-    if facts.problem:
-        return no(ready, Reason.INVALID_SPEC, facts.problem)
-    paused = next((each for each in conditions if each.type is ConditionType.PAUSED), None)
-    if paused is not None and paused.reason is Reason.PAUSED_BY_SPEC:
-        return yes(ready, Reason.PAUSED_BY_SPEC, paused.message)
-    if not facts.answers:
+    if problem:
+        return no(ready, Reason.INVALID_SPEC, problem)
+    if conditions[0].reason is Reason.PAUSED_BY_SPEC:
+        return yes(ready, Reason.PAUSED_BY_SPEC, conditions[0].message)
+    if not answers:
         message = f"No pod of this namespace has the label {SUBSCRIPTION_LABEL}: <name of this subscription>."
         return no(ready, Reason.NO_CONSUMERS, message)
-    if not facts.reports:
-        return unknown(ready, Reason.CONSUMERS_SILENT, _silent(facts.answers))
+    if not reports:
+        message = (
+            f"No consumer answers ({named([answer.pod for answer in answers])}: {answers[0].error}). A pod needs a "
+            f"container port named {CONSUMER_PORT_NAME} on which the consumer listens (listen=), and a NetworkPolicy "
+            "must not keep the operator from it."
+        )
+        return unknown(ready, Reason.CONSUMERS_SILENT, message)
     for each in conditions:
         if each.type is ConditionType.DEAD_LETTERS_STOPPED and each.status == "True":
             return no(ready, each.reason, each.message)
         if each.type in _NEEDED and each.status == "False":
             return no(ready, each.reason, each.message)
-    if all(each.state == "Connecting" for each in facts.reports):
-        message = next((each.message for each in facts.reports if each.message), "Consumers are connecting.")
+    if all(each.state == "Connecting" for each in reports):
+        message = next((each.message for each in reports if each.message), "Consumers are connecting.")
         return no(ready, Reason.PROGRESSING, message)
-    return yes(ready, Reason.CONSUMING, f"Consumers run in {len(facts.reports)} pods and reach what they need.")
+    return yes(ready, Reason.CONSUMING, f"Consumers run in {len(reports)} pods and reach what they need.")
 
 
-_NEEDED: Final = frozenset(
-    {ConditionType.SOURCE_REACHABLE, ConditionType.IDEMPOTENCY_REACHABLE, ConditionType.DEAD_LETTER_REACHABLE}
-)
-
-
-def _silent(answers: Sequence[ConsumerAnswer]) -> str:
-    return (
-        f"No consumer answers ({named([answer.pod for answer in answers])}: {answers[0].error}). A pod needs a "
-        f"container port named {CONSUMER_PORT_NAME} on which the consumer listens (listen=), and a NetworkPolicy must "
-        "not keep the operator from it."
-    )
-
-
-def _paused(facts: ConsumerFacts) -> ConditionResult:
-    if facts.subscription is not None and facts.subscription.spec.state is State.PAUSED:
+def _paused(subscription: EventSubscription) -> ConditionResult:
+    if subscription.spec.state is State.PAUSED:
         return yes(ConditionType.PAUSED, Reason.PAUSED_BY_SPEC, "Paused: set spec.state to Running to resume.")
     return no(ConditionType.PAUSED, Reason.RUNNING, "Not paused.")
 

@@ -8,18 +8,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import Answer, parse_reason
-from mailboat_operator.status.conditions import (
-    Blocker,
-    ConditionResult,
-    EventNote,
-    no,
-    unknown,
-    with_progress,
-    written,
-    yes,
-)
-from mailboat_operator.status.pod_messages import (
+from mailboat_operator.relays.reports import Answer, parse_reason, relay_reports
+from mailboat_operator.status.conditions import Blocker, ConditionResult, EventNote, no, unknown, written, yes
+from mailboat_operator.status.display import (
     NAMED,
     named,
     named_silent,
@@ -60,26 +51,19 @@ class RelayFacts:
 
 
 def relay_status(facts: RelayFacts, now: datetime) -> dict[str, Any]:
-    """Build the whole status, for comparison with the existing one."""
-    alive = [pod for pod in facts.pods if pod.alive]
-    conditions = with_progress(_conditions(facts))
+    alive = sum(pod.alive for pod in facts.pods)
+    # With sidecars the application's pods determine the number.
+    desired = facts.relay.spec.replicas if facts.relay is not None else None
     database = _databases(_reports(facts)) or [facts.before.get("database", "")]
     return {
-        "observedGeneration": facts.generation,
-        "conditions": written(conditions, facts.before.get("conditions") or (), facts.generation, now),
-        "replicas": len(alive),
+        **written(_conditions(facts), facts.before, facts.generation, now),
+        "replicas": alive,
         "readyReplicas": len(_ready_pods(facts)),
-        "replicasDisplay": f"{len(_ready_pods(facts))}/{_desired_replicas(facts, len(alive))}",
+        "replicasDisplay": f"{len(_ready_pods(facts))}/{alive if desired is None else desired}",
         "selector": facts.selector,
         "subscriptions": facts.subscriptions,
         **({"database": ", ".join(database)} if any(database) else {}),
     }
-
-
-def _desired_replicas(facts: RelayFacts, alive: int) -> int:
-    """Return the desired number of relays. With sidecars the application's pods determine it."""
-    desired = facts.relay.spec.replicas if facts.relay is not None else None
-    return alive if desired is None else desired
 
 
 def _ready_pods(facts: RelayFacts) -> list[RelayPod]:
@@ -89,18 +73,22 @@ def _ready_pods(facts: RelayFacts) -> list[RelayPod]:
 
 
 def _reports(facts: RelayFacts) -> list[RelayStatus]:
-    return [
-        report
-        for answer in facts.answers
-        if answer.report is not None and (report := answer.report.relay(facts.name)) is not None
-    ]
+    return [report for _, report in relay_reports(facts.answers, facts.name)]
 
 
 def _conditions(facts: RelayFacts) -> list[ConditionResult]:
     reports = _reports(facts)
     conditions = [_ready(facts, reports)]
     if reports:
-        conditions += [_database(facts, reports), _schema(reports), _retention(reports), _snapshot(reports)]
+        retention = ConditionType.RETENTION_BLOCKED
+        blocked = next((report.retention_blocked for report in reports if report.retention_blocked), None)
+        held = next((report.old_snapshot for report in reports if report.old_snapshot), None)
+        conditions += [
+            _database(facts, reports),
+            _schema(reports),
+            _remark(retention, blocked, Reason.UNDELIVERED_EVENTS, "Old events are removed in time."),
+            _remark(ConditionType.SNAPSHOT_HELD, held, Reason.OLD_SNAPSHOT, "No old snapshot is held."),
+        ]
     if facts.relay is not None:
         conditions.append(secrets_mounted(facts.lacking))
         if facts.relay.spec.runtime is Runtime.SIDECAR:
@@ -157,7 +145,6 @@ def _unanswered(facts: RelayFacts) -> str:
 
 
 def _problems(facts: RelayFacts) -> str:
-    """Join the reasons why pods do not start, as reported by Kubernetes."""
     failing = [pod for pod in facts.pods if pod.alive and pod.problem]
     return "; ".join(f"{pod.name} {pod.problem}" for pod in failing[:NAMED])
 
@@ -231,18 +218,9 @@ def _schema(reports: Sequence[RelayStatus]) -> ConditionResult:
     return yes(ready, Reason.UP_TO_DATE, "The outbox is as this version needs it.")
 
 
-def _retention(reports: Sequence[RelayStatus]) -> ConditionResult:
-    blocked = next((report.retention_blocked for report in reports if report.retention_blocked), None)
-    if blocked is not None:
-        return yes(ConditionType.RETENTION_BLOCKED, Reason.UNDELIVERED_EVENTS, blocked)
-    return no(ConditionType.RETENTION_BLOCKED, Reason.NOTHING_BLOCKED, "Old events are removed in time.")
-
-
-def _snapshot(reports: Sequence[RelayStatus]) -> ConditionResult:
-    message = next((report.old_snapshot for report in reports if report.old_snapshot), None)
-    if message is not None:
-        return yes(ConditionType.SNAPSHOT_HELD, Reason.OLD_SNAPSHOT, message)
-    return no(ConditionType.SNAPSHOT_HELD, Reason.NOTHING_BLOCKED, "No old snapshot is held.")
+def _remark(type_: ConditionType, message: str | None, reason: Reason, otherwise: str) -> ConditionResult:
+    """Return a condition that is True while a relay reports this message."""
+    return yes(type_, reason, message) if message else no(type_, Reason.NOTHING_BLOCKED, otherwise)
 
 
 def _sidecars(facts: RelayFacts) -> ConditionResult:

@@ -8,17 +8,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import Answer, parse_reason, pod_of
-from mailboat_operator.status.conditions import ConditionResult, no, unknown, with_progress, written, yes
-from mailboat_operator.status.pod_messages import (
+from mailboat_operator.relays.reports import Answer, parse_reason, pod_of, relay_reports
+from mailboat_operator.status.conditions import ConditionResult, no, unknown, written, yes
+from mailboat_operator.status.display import (
+    displayed,
     named_silent,
     not_reported,
+    oldest_age,
+    partition_row,
+    rounded_count,
+    rounded_rate,
     secrets_mounted,
     silent_relays,
     with_secret_hint,
 )
-from mailboat_operator.status.precision import displayed, rounded_age, rounded_count, rounded_rate
-from mailboat_spec import ConditionType, Duration, EventSubscription, Reason, State
+from mailboat_spec import ConditionType, EventSubscription, Reason, State
 from mailboat_spec.redaction import redact
 from mailboat_spec.relay_status import PartitionStatus, RelayStatus, SubscriptionStatus
 
@@ -40,12 +44,12 @@ class SubscriptionFacts:
     """The form that relays are configured with: the spec, or its last valid form."""
     relay: str
     """namespace/name of the relay that it refers to."""
-    relay_exists: bool
-    problem: str
+    relay_exists: bool = True
+    problem: str = ""
     """Why the spec is invalid; empty if it is valid."""
-    answers: Sequence[Answer]
+    answers: Sequence[Answer] = ()
     """Answers of all relay pods."""
-    lacking: Sequence[RelayPod]
+    lacking: Sequence[RelayPod] = ()
     """Running pods without a Secret that this subscription needs."""
 
     @property
@@ -79,13 +83,8 @@ class _Reports:
 
 
 def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, Any]:
-    """Build the whole status, for comparison with the existing one."""
     reports = _reports(facts)
-    conditions = with_progress(_conditions(facts, reports))
-    status: dict[str, Any] = {
-        "observedGeneration": facts.generation,
-        "conditions": written(conditions, facts.before.get("conditions") or (), facts.generation, now),
-    }
+    status = written(_conditions(facts, reports), facts.before, facts.generation, now)
     if facts.subscription is not None:
         spec = facts.subscription.spec
         status |= {"source": spec.source_name, "sink": spec.sink.kind, "partitionCount": spec.partitions}
@@ -108,7 +107,6 @@ def _numbers(facts: SubscriptionFacts, reports: _Reports) -> dict[str, Any]:
     lags = _lags(facts, reports)
     lag = sum(lags.values())
     bounded = any(report.lag_bounded for report in counted) or len(counted) < len(reports.held)
-    ages = [report.oldest_age for report in counted if report.oldest_age is not None]
     numbers: dict[str, Any] = {
         "lag": rounded_count(lag),
         "lagDisplay": displayed(rounded_count(lag), bounded),
@@ -116,15 +114,14 @@ def _numbers(facts: SubscriptionFacts, reports: _Reports) -> dict[str, Any]:
         "dead": max(each.dead for _, each in reports.subscriptions),
         "rate": rounded_rate(sum(each.rate for _, each in reports.subscriptions)),
         "partitions": [
-            _assignment(number, lags[number], "" if facts.pulled else pod, report)
+            partition_row(number, "" if facts.pulled else pod, lags[number], report.oldest_age if report else None)
             for number, (pod, report) in sorted(reports.held.items())
         ],
+        **oldest_age(report.oldest_age for report in counted),
     }
     if reports.held and not counted:
         del numbers["lag"]
         numbers["lagDisplay"] = _UNKNOWN
-    if ages and (age := rounded_age(max(ages))) is not None:
-        numbers["oldestAge"] = str(Duration.of_seconds(age))
     return numbers
 
 
@@ -150,19 +147,8 @@ def _lags(facts: SubscriptionFacts, reports: _Reports) -> dict[int, int]:
     }
 
 
-def _assignment(number: int, lag: int, pod: str, report: PartitionStatus | None) -> dict[str, Any]:
-    entry: dict[str, Any] = {"partition": number, "pod": pod, "lag": rounded_count(lag)}
-    if report is not None and (age := rounded_age(report.oldest_age)) is not None:
-        entry["oldestAge"] = str(Duration.of_seconds(age))
-    return entry
-
-
 def _reports(facts: SubscriptionFacts) -> _Reports:
-    relays = [
-        (answer.pod, report)
-        for answer in facts.answers
-        if answer.report is not None and (report := answer.report.relay(facts.relay)) is not None
-    ]
+    relays = [(answer.pod, report) for answer, report in relay_reports(facts.answers, facts.relay)]
     subscriptions = [(pod, found) for pod, report in relays if (found := report.subscription(facts.name)) is not None]
     count = facts.subscription.spec.partitions if facts.subscription is not None else 0
     held: dict[int, tuple[str, PartitionStatus | None]] = dict.fromkeys(range(count), ("", None))

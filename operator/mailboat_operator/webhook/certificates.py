@@ -1,4 +1,4 @@
-"""The webhook's certificates: self-signed serving certificates that all operators share, and when to replace which.
+"""The webhook's certificates: self-signed serving certificates that all operators share, and their renewal.
 
 They are stored in one Secret of the operator's namespace. The leader creates and renews them, every operator serves the
 Secret's ``tls.crt``, and the API server trusts the certificates in its ``ca.crt`` (the ``caBundle``). A serving
@@ -11,13 +11,16 @@ renewal invisible:
   a trusted certificate, without any coordination. (Its key is deleted at once.)
 - A certificate is renewed at half of its lifetime. The other half is the reserve if the leader can't renew.
 
-Decisions are pure, and time is an argument. Only ``Lifetimes`` defines lifetimes.
+``renewed`` decides, and is pure; ``CertificateRotation`` orders the effects of the leader. Only ``Lifetimes`` defines
+lifetimes.
 """
 
 from __future__ import annotations
 
+import base64
 import ipaddress
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -26,6 +29,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from mailboat_operator.kube.client import MUTATING_WEBHOOK, Kube, NotFound, Object, SecretContent
+
+log = logging.getLogger(__name__)
 
 CA_BUNDLE: Final = "ca.crt"
 """Key of the Secret: the trusted certificates, the newest first."""
@@ -37,8 +44,6 @@ _SUCCESSOR_KEY: Final = "next.key"
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """Lifetimes of certificates."""
-
     certificate: timedelta = timedelta(days=90)
     settle: timedelta = timedelta(minutes=5)
     """From the creation of a successor until it is served."""
@@ -46,13 +51,8 @@ class Lifetimes:
     """Tolerated lag of an API server's clock: certificates are valid from that long before their creation."""
 
 
-DEFAULT_LIFETIMES: Final = Lifetimes()
-
-
 @dataclass(frozen=True, slots=True)
 class CertificatePair:
-    """A certificate and its private key."""
-
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
@@ -69,7 +69,6 @@ class CertificatePair:
 
     @classmethod
     def create(cls, names: Iterable[str], now: datetime, lifetimes: Lifetimes) -> CertificatePair:
-        """Create a certificate for the host names and IP addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         # The serial number in the name distinguishes two generations: verifiers first find an issuer by name.
         serial = x509.random_serial_number()
@@ -90,7 +89,6 @@ class CertificatePair:
         return cls(certificate, key)
 
     def pem(self) -> tuple[bytes, bytes]:
-        """Return the certificate and the key as PEM."""
         key = self.key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -119,7 +117,6 @@ class Certificates:
             return None
 
     def data(self) -> dict[str, bytes]:
-        """Return the data of the Secret."""
         data = {CA_BUNDLE: self.bundle_pem()}
         data[CERTIFICATE], data[CERTIFICATE_KEY] = self.served.pem()
         if self.successor is not None:
@@ -127,12 +124,11 @@ class Certificates:
         return data
 
     def bundle_pem(self) -> bytes:
-        """Return the caBundle."""
         return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in self.trusted)
 
 
 def renewed(
-    found: Certificates | None, names: Iterable[str], now: datetime, lifetimes: Lifetimes = DEFAULT_LIFETIMES
+    found: Certificates | None, names: Iterable[str], now: datetime, lifetimes: Lifetimes
 ) -> Certificates | None:
     """Return the next content of the Secret; None if nothing is to be changed."""
     names = tuple(names)
@@ -182,3 +178,68 @@ def _names_of(certificate: x509.Certificate) -> set[str]:
 def _utc(time: datetime) -> datetime:
     """Truncate to whole seconds, the resolution of certificates."""
     return time.astimezone(UTC).replace(microsecond=0)
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateRotation:
+    """Maintain the certificates in their Secret, and the matching caBundle.
+
+    The bundle is published before any decision. A bundle that was just published must reach every API server before the
+    successor in it is served. Writes are conditional on the version read: if two leaders overlap, one of them starts
+    over. Every run costs two reads; nothing is written unless something changes.
+    """
+
+    kube: Kube
+    namespace: str
+    secret: str
+    webhook_config: str
+    names: tuple[str, ...]
+    lifetimes: Lifetimes = Lifetimes()
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    async def rotate(self) -> None:
+        """Publish, decide, act. Safe to interrupt at any point."""
+        content = await self.kube.read_secret(self.namespace, self.secret)
+        found = Certificates.parse(content.data) if content is not None else None
+        try:
+            just_published = found is not None and await self._publish(found)
+        except NotFound:
+            await self._renew(content, found, False)  # operators are not ready without a certificate
+            raise
+        await self._renew(content, found, just_published)
+
+    async def _renew(self, content: SecretContent | None, found: Certificates | None, just_published: bool) -> None:
+        after = renewed(found, self.names, self.now(), self.lifetimes)
+        if after is None:
+            return
+        if just_published and found is not None and after.served is found.successor:
+            return  # some API servers may not trust the successor yet; wait for the next run
+        if content is not None and found is None:
+            log.warning("Webhook Secret unusable, recreated", extra={"secret": self.secret})
+        await self.kube.write_secret(self.namespace, self.secret, content, after.data())
+        valid_until = after.served.certificate.not_valid_after_utc.isoformat()
+        log.info("Webhook certificates renewed", extra={"secret": self.secret, "valid_until": valid_until})
+        await self._publish(after)
+
+    async def _publish(self, certificates: Certificates) -> bool:
+        """Update the caBundle. Return True if it was changed."""
+        try:
+            configuration = await self.kube.get(MUTATING_WEBHOOK, None, self.webhook_config)
+        except NotFound as error:
+            raise NotFound(
+                f"there is no MutatingWebhookConfiguration {self.webhook_config}: nothing is injected. Install the "
+                "chart's, name yours with --webhook-config-name, or turn the webhook off with --webhook-certs off"
+            ) from error
+        bundle = base64.b64encode(certificates.bundle_pem()).decode()
+        webhooks = configuration.get("webhooks") or []
+        if all((each.get("clientConfig") or {}).get("caBundle") == bundle for each in webhooks):
+            return False
+        changed = [
+            {**each, "clientConfig": {**(each.get("clientConfig") or {}), "caBundle": bundle}} for each in webhooks
+        ]
+        # The patch replaces the whole list, so it is conditional on the version read.
+        version = configuration["metadata"]["resourceVersion"]
+        body: Object = {"metadata": {"resourceVersion": version}, "webhooks": changed}
+        await self.kube.patch(MUTATING_WEBHOOK, None, self.webhook_config, body)
+        log.info("Updated caBundle", extra={"configuration": self.webhook_config})
+        return True

@@ -33,15 +33,15 @@ from mailboat_operator.resources.pod import (
     PORT,
     RelayImage,
     chosen_port,
+    database_secrets,
     is_injected,
     is_relay_pod,
     relay_container,
     relay_of,
     relay_volumes,
     secrets_in,
-    secrets_of,
 )
-from mailboat_spec import EventSubscription, OutboxRelay, Runtime
+from mailboat_spec import OutboxRelay, Runtime
 from mailboat_spec.names import INJECT_ANNOTATION, INJECTED_ANNOTATION, PORT_ANNOTATION, RELAY_LABEL
 
 TOKEN_FOLDER: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -77,8 +77,6 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """Container and volumes added to a pod."""
-
     container: dict[str, Any]
     volumes: tuple[dict[str, Any], ...]
 
@@ -91,8 +89,6 @@ class Sidecar:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """Answer to one request."""
-
     outcome: Outcome
     patch: tuple[dict[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
@@ -207,15 +203,16 @@ def _injected(pod: Pod, relay: OutboxRelay, secrets: Sequence[str], image: Relay
             f"the relay listens on port {port} of the node: two such pods on one node need different ports "
             f"(annotation {PORT_ANNOTATION})"
         )
+    # The operator finds the relay by this annotation.
+    noted = chosen_port((pod.get("metadata") or {}).get("annotations") or {}) or PORT
     pull_secrets = [each.manifest() for each in relay.spec.template.image_pull_secrets]
+    missing = [each for each in pull_secrets if each not in _items(pod, "imagePullSecrets")]
     sidecar = Sidecar(container, tuple(volumes))
     patch = [
-        _prepend(pod, "initContainers", container),
-        *_append(pod, "volumes", volumes),
-        *_append(
-            pod, "imagePullSecrets", [each for each in pull_secrets if each not in _items(pod, "imagePullSecrets")]
-        ),
-        *_annotate(pod, {INJECTED_ANNOTATION: sidecar.mark, **_port_annotation(pod, port)}),
+        *_add(pod, "initContainers", [container], at="0"),
+        *_add(pod, "volumes", volumes),
+        *_add(pod, "imagePullSecrets", missing),
+        *_annotate(pod, {INJECTED_ANNOTATION: sidecar.mark, **({PORT_ANNOTATION: str(port)} if port != noted else {})}),
     ]
     return Injection(Outcome.INJECTED, tuple(patch), tuple(map(_warning, warnings)), sidecar)
 
@@ -234,25 +231,18 @@ def _in_memory(volume: dict[str, Any]) -> dict[str, Any]:
 
 
 def _secrets(relay: OutboxRelay, subscriptions: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Names of all Secrets that the relay needs.
+    """Names of all Secrets that the relay needs, including those of invalid subscriptions.
 
-    For a subscription that became invalid, use the references that can still be read: relays keep its last valid form,
-    and a Secret can't be added to a running pod.
+    Relays keep the last valid form of a subscription, and a Secret can't be added to a running pod.
     """
-    readable, names = [], set[str]()
-    for each in subscriptions:
-        try:
-            readable.append(EventSubscription.model_validate(each, by_alias=True, by_name=False))
-        except ValidationError:
-            if relay_of(each) == relay.metadata.name:
-                names.update(secrets_in(each))
-    of_relay = (each for each in readable if each.spec.relay == relay.metadata.name)
-    return tuple(sorted({*secrets_of(relay, of_relay), *names}))
+    of_relay = (each for each in subscriptions if relay_of(each) == relay.metadata.name)
+    return tuple(sorted({*database_secrets(relay), *(name for each in of_relay for name in secrets_in(each))}))
 
 
 def _port(pod: Pod) -> tuple[int | None, list[str]]:
     """Return the port for the relay, with warnings about it; None if there is no port for it."""
-    annotations, used = (pod.get("metadata") or {}).get("annotations") or {}, _ports(pod)
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    used = {port.get("containerPort") for each in _containers(pod) for port in each.get("ports") or ()}
     port = chosen_port(annotations)
     if port is not None and port in used and PORT_ANNOTATION in annotations:
         return None, [
@@ -267,20 +257,12 @@ def _port(pod: Pod) -> tuple[int | None, list[str]]:
     return free, []
 
 
-def _port_annotation(pod: Pod, port: int) -> dict[str, str]:
-    """Return the port annotation from which the operator finds the relay, unless the pod already has it."""
-    current = chosen_port((pod.get("metadata") or {}).get("annotations") or {}) or PORT
-    return {} if current == port else {PORT_ANNOTATION: str(port)}
-
-
-def _ports(pod: Pod) -> set[int]:
-    containers = [*_items(pod, "containers"), *_items(pod, "initContainers")]
-    return {port.get("containerPort") for each in containers for port in each.get("ports") or ()}
+def _containers(pod: Pod) -> list[Any]:
+    return [*_items(pod, "containers"), *_items(pod, "initContainers")]
 
 
 def _name_conflict(pod: Pod, volumes: Iterable[Mapping[str, Any]]) -> str | None:
-    containers = [*_items(pod, "containers"), *_items(pod, "initContainers")]
-    if any(each.get("name") == CONTAINER for each in containers):
+    if any(each.get("name") == CONTAINER for each in _containers(pod)):
         return f'a container called "{CONTAINER}"'
     conflicts = {each.get("name") for each in _items(pod, "volumes")} & {each["name"] for each in volumes}
     return f'a volume called "{min(conflicts)}"' if conflicts else None
@@ -290,18 +272,11 @@ def _items(pod: Pod, field: str) -> list[Any]:
     return (pod.get("spec") or {}).get(field) or []
 
 
-def _prepend(pod: Pod, field: str, item: Mapping[str, Any]) -> dict[str, Any]:
-    if _items(pod, field):
-        return {"op": "add", "path": f"/spec/{field}/0", "value": item}
-    return {"op": "add", "path": f"/spec/{field}", "value": [item]}
-
-
-def _append(pod: Pod, field: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if not items:
-        return []
-    if _items(pod, field):
-        return [{"op": "add", "path": f"/spec/{field}/-", "value": item} for item in items]
-    return [{"op": "add", "path": f"/spec/{field}", "value": items}]
+def _add(pod: Pod, field: str, items: list[dict[str, Any]], at: str = "-") -> list[dict[str, Any]]:
+    """Return the steps that add items to a list in the pod's spec: at its end, or in front of an index."""
+    if items and _items(pod, field):
+        return [{"op": "add", "path": f"/spec/{field}/{at}", "value": item} for item in items]
+    return [{"op": "add", "path": f"/spec/{field}", "value": items}] if items else []
 
 
 def _annotate(pod: Pod, annotations: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from typing import Any, Final
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from mailboat_operator.http_server import BodyTooLarge, Busy, Memory, read_body
+from mailboat_operator.http_server import Busy, Memory
 from mailboat_operator.kube.client import (
     DEPLOYMENT,
     RELAY,
@@ -111,23 +111,21 @@ class Webhook:
         """Continue to answer, but close each connection afterwards: the next request goes to another replica."""
 
     def application(self) -> web.Application:
-        application = web.Application()
-        application.router.add_post(PATH, self._review)
+        application = web.Application(client_max_size=_LARGEST)
+        application.add_routes([web.post(PATH, self._review)])
         return application
 
     async def _review(self, request: web.Request) -> web.Response:
         clock = asyncio.get_running_loop().time
         until = clock() + answer_timeout(request.query.get("timeout"))
-        size = request.content_length
-        if size is not None and size > _LARGEST:
-            return _refusal(413, "This is larger than the review of any pod.")
+        size = request.content_length or _LARGEST
+        if size > _LARGEST:
+            raise web.HTTPRequestEntityTooLarge(_LARGEST, size)
         try:
-            async with asyncio.timeout_at(until) as timeout, self._memory.reserved(max(size or _LARGEST, _LEAST)):
-                body = await read_body(request, _LARGEST)
+            async with asyncio.timeout_at(until) as timeout, self._memory.reserved(max(size, _LEAST)):
+                body = await request.read()
                 timeout.reschedule(None)
                 return await self._reviewed(body, until - clock())
-        except BodyTooLarge:
-            return _refusal(413, "This is larger than the review of any pod.")
         except Busy:
             return _refusal(503, "Too many reviews wait already.")
         except TimeoutError:
@@ -190,10 +188,7 @@ class Webhook:
         except NotFound:
             return inject(pod, namespace, None, (), self._image)
         async with self._lists:
-            subscriptions = await self._kube.list(SUBSCRIPTION, namespace)
-            # In a thread: parsing thousands of subscriptions takes seconds and would block the event loop.
-            answer = await asyncio.to_thread(inject, pod, namespace, relay, subscriptions.items, self._image)
-            del subscriptions
+            answer = inject(pod, namespace, relay, (await self._kube.list(SUBSCRIPTION, namespace)).items, self._image)
         if answer.sidecar is not None and (reason := await self._dry_run_error(answer.sidecar, namespace)):
             return left_out(f'the template of OutboxRelay "{name}" is invalid, mend it and restart the pod: {reason}')
         return answer

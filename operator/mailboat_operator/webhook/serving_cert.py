@@ -4,8 +4,8 @@ The source is the shared Secret, or mounted files. Every replica polls, includin
 logged, and the previous one is served on.
 
 OpenSSL reads the certificate of a context at the start of each handshake: loading another one into a live context
-affects new connections only. Python loads certificates from files only. If the system has memory files (memfd), no
-private key is written to disk, and a read-only root filesystem is no problem.
+affects new connections only. Python loads certificates from files only. They are memory files (memfd): no private key
+is written to disk, and a read-only root filesystem is no problem.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import asyncio
 import logging
 import os
 import ssl
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,6 @@ from typing import Final
 from cryptography import x509
 
 from mailboat_operator.kube.client import Kube, KubeError
-from mailboat_operator.kube.secrets import read_secret
 from mailboat_operator.webhook.certificates import CERTIFICATE, CERTIFICATE_KEY
 
 log = logging.getLogger(__name__)
@@ -75,7 +73,7 @@ def from_secret(kube: Kube, namespace: str, name: str) -> Source:
     """Read the Secret that the leader maintains."""
 
     async def read() -> Pair | None:
-        content = await read_secret(kube, namespace, name)
+        content = await kube.read_secret(namespace, name)
         if content is None or not {CERTIFICATE, CERTIFICATE_KEY} <= content.data.keys():
             return None
         return content.data[CERTIFICATE], content.data[CERTIFICATE_KEY]
@@ -119,22 +117,12 @@ def _new_context() -> ssl.SSLContext:
 
 
 @contextmanager
-def _as_files(*contents: bytes) -> Iterator[tuple[str, ...]]:
-    files = [_file(content) for content in contents]
+def _as_files(*contents: bytes) -> Iterator[list[str]]:
+    descriptors = [os.memfd_create("mailboat") for _ in contents]
     try:
-        yield tuple(name for _, name in files)
+        for descriptor, content in zip(descriptors, contents, strict=True):
+            os.write(descriptor, content)
+        yield [f"/proc/self/fd/{descriptor}" for descriptor in descriptors]
     finally:
-        for descriptor, name in files:
+        for descriptor in descriptors:
             os.close(descriptor)
-            if not name.startswith("/proc/"):
-                os.unlink(name)
-
-
-def _file(content: bytes) -> tuple[int, str]:
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("mailboat")
-        name = f"/proc/self/fd/{descriptor}"
-    else:
-        descriptor, name = tempfile.mkstemp(prefix="mailboat-")
-    os.write(descriptor, content)
-    return descriptor, name

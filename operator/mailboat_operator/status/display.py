@@ -1,21 +1,29 @@
-"""Messages about pods that both kinds of resources share."""
+"""Messages about pods, and rounded numbers, that the statuses share. Rounding is idempotent and monotonic."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import Answer, pod_of
+from mailboat_operator.relays.reports import Answer, pod_of, relay_reports
 from mailboat_operator.status.conditions import ConditionResult, no, yes
-from mailboat_spec import ConditionType, Reason
+from mailboat_spec import ConditionType, Duration, Reason
 
 NAMED: Final = 5
 """Maximum number of pods named in one message."""
+_AGES: Final = tuple(
+    [1, 2, 3, 5, 10, 15, 20, 30, 45]
+    + [60 * minutes for minutes in (1, 2, 3, 5, 10, 15, 20, 30, 45)]
+    + [3600 * hours for hours in (1, 2, 3, 4, 6, 8, 12, 18)]
+    + [86400 * days for days in (1, 2, 3, 5, 7, 10, 14, 21, 30, 60, 90, 180, 365)]
+)
+_EXACT: Final = 100
 
 
 def named(pods: Sequence[str]) -> str:
-    """Join the first few names."""
     shown = ", ".join(sorted(pods)[:NAMED])
     return f"{shown} and {len(pods) - NAMED} more" if len(pods) > NAMED else shown
 
@@ -40,8 +48,8 @@ def silent_relays(answers: Iterable[Answer], relay: str) -> dict[str, str]:
     namespace = relay.partition("/")[0]
     missed = {
         pod_of(name, namespace)
-        for answer in answers
-        if answer.report is not None and not answer.silent and (report := answer.report.relay(relay)) is not None
+        for answer, report in relay_reports(answers, relay)
+        if not answer.silent
         for name in report.silent
     }
     silent = {answer.pod: "its heartbeats are missing" for answer in answers if answer.pod in missed}
@@ -76,3 +84,40 @@ def secrets_mounted(lacking: Sequence[RelayPod]) -> ConditionResult:
     return yes(
         ConditionType.SECRETS_MOUNTED, Reason.UP_TO_DATE, "Every relay has a place for the Secrets that it needs."
     )
+
+
+def rounded_count(count: int) -> int:
+    """Exact up to 100, then rounded down to two significant digits."""
+    if count <= _EXACT:
+        return max(count, 0)
+    step: int = 10 ** (len(str(count)) - 2)
+    return count // step * step
+
+
+def rounded_age(seconds: float | None) -> int | None:
+    """Round down to the last full step, so that a growing age changes the status ever more rarely."""
+    if seconds is None or seconds < _AGES[0]:
+        return None
+    return _AGES[bisect_right(_AGES, seconds) - 1]
+
+
+def rounded_rate(rate: float) -> float:
+    """Round to two significant digits; less than one event in ten seconds counts as 0."""
+    if rate < 0.1 or not math.isfinite(rate):
+        return 0.0
+    return float(f"{rate:.2g}")
+
+
+def displayed(count: int, bounded: bool) -> str:
+    """Format for kubectl, with a plus sign if counting stopped at a bound."""
+    return f"{count}+" if bounded else str(count)
+
+
+def oldest_age(ages: Iterable[float | None]) -> dict[str, str]:
+    """Return the field ``oldestAge``; empty if no event has waited for a second."""
+    age = rounded_age(max((each for each in ages if each is not None), default=None))
+    return {} if age is None else {"oldestAge": str(Duration.of_seconds(age))}
+
+
+def partition_row(number: int, pod: str, lag: int, age: float | None) -> dict[str, Any]:
+    return {"partition": number, "pod": pod, "lag": rounded_count(lag), **oldest_age([age])}
