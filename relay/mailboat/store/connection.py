@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, TypeVar
@@ -37,6 +37,7 @@ from mailboat_spec.redaction import primary_message
 logging.getLogger("psycopg").addFilter(lambda record: not record.getMessage().startswith("error ignored"))
 
 T = TypeVar("T")
+Statement = LiteralString | bytes | sql.SQL | sql.Composed
 _READ_ONLY: Final[LiteralString] = "begin isolation level repeatable read read only"
 _GUARD: Final = statements("windows")["guard"]
 
@@ -296,6 +297,12 @@ class PostgresConnection:
         ):
             yield cursor
 
+    async def fetch(self, statement: Statement, parameters: Mapping[str, object] | None = None) -> list[Row]:
+        """Run a single statement, committed separately, and return its rows, if any."""
+        async with self.autocommit() as cursor:
+            await cursor.execute(statement, parameters)
+            return await cursor.fetchall() if cursor.description else []
+
     async def listen(self, channel: LiteralString, payload: str) -> None:
         """Note notifications of the channel with this payload from now on."""
 
@@ -304,8 +311,7 @@ class PostgresConnection:
                 self._notification.set()
 
         self.connection.add_notify_handler(note)
-        async with self.autocommit() as cursor:
-            await cursor.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+        await self.fetch(sql.SQL("listen {}").format(sql.Identifier(channel)))
         # psycopg watches the socket itself during a statement, so this watches a copy of its descriptor.
         self._listener = os.dup(self.connection.pgconn.socket)
         asyncio.get_running_loop().add_reader(self._listener, self._on_readable)

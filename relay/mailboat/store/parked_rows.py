@@ -66,30 +66,24 @@ class ParkedRows:
 
     async def keys(self, link: PostgresConnection, lease: Lease) -> tuple[set[str], int]:
         """Return the keys that nothing may overtake, and the number of all parked events."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["keys"], lease.key._asdict())
-            keys = {row[0] for row in await cursor.fetchall()}
-            await cursor.execute(_SQL["count"], lease.key._asdict())
-            row = await cursor.fetchone()
-        return keys, row[0] if row else 0
+        where = lease.key._asdict()
+        keys = {key for (key,) in await link.fetch(_SQL["keys"], where)}
+        ((count,),) = await link.fetch(_SQL["count"], where)
+        return keys, count
 
     async def due(
         self, link: PostgresConnection, lease: Lease, limit: int, max_bytes: int
     ) -> tuple[list[Parked], float | None]:
         """Return the due heads, and the seconds until the next one is due."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_DUE, {**lease.key._asdict(), "limit": limit, "max_bytes": max_bytes})
-            heads = [_parked(row) for row in await cursor.fetchall()]
-            await cursor.execute(_SQL["next_due"], lease.key._asdict())
-            row = await cursor.fetchone()
-        return heads, row[0] if row else None
+        where = lease.key._asdict()
+        heads = await link.fetch(_DUE, {**where, "limit": limit, "max_bytes": max_bytes})
+        ((next_due,),) = await link.fetch(_SQL["next_due"], where)
+        return [_parked(row) for row in heads], next_due
 
     async def queue(self, link: PostgresConnection, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
         """Return a key's parked events in sending order."""
         parameters = {**lease.key._asdict(), "key": key, "limit": limit, "max_bytes": max_bytes}
-        async with link.autocommit() as cursor:
-            await cursor.execute(_QUEUE, parameters)
-            return [_parked(row) for row in await cursor.fetchall()]
+        return [_parked(row) for row in await link.fetch(_QUEUE, parameters)]
 
 
 def _parked(row: Row) -> Parked:

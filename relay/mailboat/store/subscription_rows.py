@@ -143,11 +143,8 @@ async def _clear(cursor: AsyncCursor[Row], number: int) -> None:
 
 async def refuse_foreign_cursors(link: PostgresConnection, numbers: list[int]) -> None:
     """Raise ``ForeignDatabase`` if cursors were written in another database: a person must decide."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(
-            _SQL["foreign_cursors"], {"numbers": numbers, "system_identifier": link.server.system_identifier}
-        )
-        names = [row[0] for row in await cursor.fetchall()]
+    where = {"numbers": numbers, "system_identifier": link.server.system_identifier}
+    names = [name for (name,) in await link.fetch(_SQL["foreign_cursors"], where)]
     if names:
         raise ForeignDatabase(
             f"the cursors of {', '.join(sorted(names))} were written in another database: this one is a restored"
@@ -165,13 +162,10 @@ async def owned_by_others(
 ) -> bool:
     """Return True if repartitioning now would revoke partitions of other relays, which may have batches in flight."""
     where = {"outbox": outbox, "relay": relay, "version": config_version.version}
-    async with link.autocommit() as cursor:
-        for each in declared:
-            named = {"name": full_name(each), "partitions": each.spec.partitions}
-            await cursor.execute(_SQL["owned_by_others"], where | named)
-            row = await cursor.fetchone()
-            if row is not None and row[0]:
-                return True
+    for each in declared:
+        named = {"name": full_name(each), "partitions": each.spec.partitions}
+        if await link.fetch(_SQL["owned_by_others"], where | named) == [(True,)]:
+            return True
     return False
 
 
@@ -204,10 +198,7 @@ async def retire_removed(
     }
     retired: list[str] = []
     awaited: list[str] = []
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["gone"], where)
-        removed = await cursor.fetchall()
-    for number, name, served in removed:
+    for number, name, served in await link.fetch(_SQL["gone"], where):
         if served:
             awaited.append(name)
             continue
@@ -223,10 +214,7 @@ async def retire_removed(
 async def clear_expired(link: PostgresConnection, outbox: str) -> list[str]:
     """Delete progress and parked events of subscriptions deleted longer than ``GRACE`` ago. Their dead letters stay."""
     cleared = []
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["expired"], {"outbox": outbox, **_GRACE})
-        found = await cursor.fetchall()
-    for number, name in found:
+    for number, name in await link.fetch(_SQL["expired"], {"outbox": outbox, **_GRACE}):
         async with link.transaction() as cursor:
             await cursor.execute(_SQL["lock_expired"], {"id": number, **_GRACE})
             if await cursor.fetchone() is not None:

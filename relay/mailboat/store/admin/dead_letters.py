@@ -18,7 +18,6 @@ from mailboat.store.admin.selection import (
     Match,
     WholeRow,
     by_partition,
-    fetch,
     hold_cursor,
     matching,
     requeue,
@@ -99,18 +98,18 @@ def _dead(name: str) -> sql.Composed:
 async def list_dead(link: PostgresConnection, match: Match, *, replayed: bool, limit: int | None) -> list[DeadLetter]:
     """Return the newest ``limit`` dead letters, oldest first."""
     where = {**asdict(match), "replayed": replayed, "limit": limit}
-    return [DeadLetter._make(row) for row in await fetch(link, _dead("dead"), where)]
+    return [DeadLetter._make(row) for row in await link.fetch(_dead("dead"), where)]
 
 
 async def show_dead(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeRow]:
     """Return dead letters with all columns, including replayed ones. ``document``: the dead letter as JSON."""
-    return await whole_rows(link, _dead("dead_whole"), {**asdict(match), "limit": limit})
+    return await whole_rows(link, _dead("dead_whole"), match, limit)
 
 
 async def candidates(link: PostgresConnection, match: Match, *, replayed: bool, limit: int | None) -> list[Candidate]:
     """Return the dead letters that could be replayed, in replay order."""
     where = {**asdict(match), "replayed": replayed, "limit": limit}
-    return [Candidate._make(row) for row in await fetch(link, _dead("candidates"), where)]
+    return [Candidate._make(row) for row in await link.fetch(_dead("candidates"), where)]
 
 
 async def replay(

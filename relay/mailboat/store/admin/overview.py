@@ -8,7 +8,6 @@ from typing import Any
 
 from psycopg import sql
 
-from mailboat.store.admin.selection import fetch
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.filter_predicates import TRUE, Predicate, Since, predicate
 from mailboat.store.pull_policy import effective_filter
@@ -63,7 +62,7 @@ class KnownRelay:
 
 async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[KnownSubscription]:
     """Return all subscriptions of an outbox, including those without a manifest."""
-    rows = await fetch(link, _SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
+    rows = await link.fetch(_SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
     return [
         KnownSubscription(
             number, name, state, partitions, Since(time, position), reason, {int(n): owners[n] for n in owners}, *rest
@@ -74,12 +73,12 @@ async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[Kno
 
 async def known_relays(link: PostgresConnection, outbox: str) -> list[KnownRelay]:
     """Return the live relays."""
-    return [KnownRelay(*row) for row in await fetch(link, _SQL["relays"], {"outbox": outbox})]
+    return [KnownRelay(*row) for row in await link.fetch(_SQL["relays"], {"outbox": outbox})]
 
 
 async def relays_serving(link: PostgresConnection, outbox: str, name: str) -> list[str]:
     """Return the live relays that serve this subscription. They would recreate it at once if it were deleted."""
-    return [relay for (relay,) in await fetch(link, _SQL["serving"], {"outbox": outbox, "name": name})]
+    return [relay for (relay,) in await link.fetch(_SQL["serving"], {"outbox": outbox, "name": name})]
 
 
 async def waiting(
@@ -129,13 +128,9 @@ def _filter_predicate(subscription: KnownSubscription, manifests: Iterable[Event
 async def set_state(link: PostgresConnection, outbox: str, name: str, state: str, reason: str | None) -> bool:
     """Pause or resume a subscription. Relays apply the state at their next heartbeat. Return False if it is unknown."""
     values = {"outbox": outbox, "name": name, "state": state, "reason": reason}
-    async with link.transaction() as cursor:
-        await cursor.execute(_SUBSCRIPTIONS["set_state"], values)
-        return await cursor.fetchone() is not None
+    return bool(await link.fetch(_SUBSCRIPTIONS["set_state"], values))
 
 
 async def forget(link: PostgresConnection, outbox: str, name: str) -> bool:
     """Delete a subscription with its cursors, parked events and dead letters. Return False if it does not exist."""
-    async with link.transaction() as cursor:
-        await cursor.execute(_SUBSCRIPTIONS["forget"], {"outbox": outbox, "name": name})
-        return await cursor.fetchone() is not None
+    return bool(await link.fetch(_SUBSCRIPTIONS["forget"], {"outbox": outbox, "name": name}))

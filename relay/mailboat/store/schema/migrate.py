@@ -248,10 +248,9 @@ async def _missing_roles(cursor: _Cursor) -> tuple[str, ...]:
 
 async def pending_migrations(link: PostgresConnection) -> tuple[Migration, ...]:
     """Return the steps that ``mailboat migrate`` would apply. Raises ``SchemaMismatch`` as `pending` does."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["facts"])
-        _, ledger, *_ = await cursor.fetchone() or (False, False)
-        return pending(known_migrations(), await _applied(cursor) if ledger else [])
+    ((_, ledger, *_),) = await link.fetch(_SQL["facts"])
+    applied = await link.fetch(_SQL["applied"]) if ledger else []
+    return pending(known_migrations(), [Applied(*row) for row in applied])
 
 
 class MigrationScript:
@@ -267,11 +266,8 @@ class MigrationScript:
 
     async def script(self, link: PostgresConnection, outbox: str) -> str:
         """Return the script with all pending changes; empty if there are none."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["facts"])
-            _, ledger, database, encoding, _ = await cursor.fetchone() or (False, False, "", "", "")
-            await cursor.execute(_SQL["outbox"], {"outbox": outbox})
-            name, exists = await cursor.fetchone() or (outbox, False)
+        ((_, ledger, database, encoding, _),) = await link.fetch(_SQL["facts"])
+        ((name, exists),) = await link.fetch(_SQL["outbox"], {"outbox": outbox})
         _refuse_encoding(database, encoding)
         if name != outbox:
             raise SchemaMismatch(f"spec.outbox.table: {name}: {RESERVED}. Choose another name.")
