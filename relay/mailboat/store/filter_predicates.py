@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from mailboat_spec import Filter, Pattern
+from mailboat_spec import EventSubscriptionSpec, Filter, Pattern
 
 Predicate = sql.Composable
 TRUE: Predicate = sql.SQL("true")
@@ -19,6 +19,15 @@ class Since:
 
     time: str | None = None
     id: int | None = None
+
+
+def effective_filter(name: str, spec: EventSubscriptionSpec) -> Filter:
+    """Return the subscription's filter. A pull subscription that emits its dead letters does not receive them."""
+    if spec.sink.pull is None or not spec.sink.pull.emit_dead_letters:
+        return spec.filter
+    tags = spec.filter.tags
+    none_of = (*tags.none_of, f"dead-letter-of={name}")
+    return spec.filter.model_copy(update={"tags": tags.model_copy(update={"none_of": none_of})})
 
 
 def predicate(wanted: Filter, since: Since) -> Predicate:
@@ -40,8 +49,15 @@ def predicate(wanted: Filter, since: Since) -> Predicate:
     return sql.SQL("({})").format(sql.SQL(" and ").join(terms)) if terms else TRUE
 
 
-def _any_pattern(column: sql.SQL, patterns: Sequence[Pattern]) -> list[Predicate]:
+def like_patterns(patterns: Sequence[Pattern]) -> list[str] | None:
+    """Return the LIKE patterns; None if every value matches."""
     if not patterns or any(str(pattern) == "*" for pattern in patterns):
+        return None
+    return [pattern.like() for pattern in patterns]
+
+
+def _any_pattern(column: sql.SQL, patterns: Sequence[Pattern]) -> list[Predicate]:
+    if like_patterns(patterns) is None:
         return []
     literals = [str(pattern) for pattern in patterns if pattern.is_literal]
     shapes = [pattern.like() for pattern in patterns if not pattern.is_literal]

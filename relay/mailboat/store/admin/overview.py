@@ -9,8 +9,7 @@ from typing import Any
 from psycopg import sql
 
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.filter_predicates import TRUE, Predicate, Since, predicate
-from mailboat.store.pull_policy import effective_filter
+from mailboat.store.filter_predicates import TRUE, Predicate, Since, effective_filter, predicate
 from mailboat.store.sql import statements
 from mailboat.store.subscription_rows import GRACE
 from mailboat.store.table import TableLayout
