@@ -11,7 +11,7 @@ from psycopg import sql
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.runtime.schema_gate import SchemaGate
-from mailboat.store.schema.migrate import Applied, Migration, MigrationReport, known_migrations, migrate, pending
+from mailboat.store.schema.migrate import Migration, MigrationReport, known_migrations, migrate, pending
 from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
 from mailboat_devservers.postgres_binaries import NEWEST
 from mailboat_spec import OutboxRelay
@@ -157,7 +157,7 @@ async def test_a_changed_migration_is_refused(outbox: Database) -> None:
 def test_only_what_is_missing_is_pending() -> None:
     one, two = Migration(1, "0001_a.sql", "select 1"), Migration(2, "0002_b.sql", "select 2")
     assert pending([one, two], []) == (one, two)
-    assert pending([one, two], [Applied(1, one.name, one.checksum)]) == (two,)
+    assert pending([one, two], [(1, one.name, one.checksum)]) == (two,)
     assert Migration(1, "0001_a.sql", "a\r\nb").checksum == Migration(1, "0001_a.sql", "a\nb").checksum
 
 

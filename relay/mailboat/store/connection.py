@@ -378,24 +378,14 @@ def refuse_other_server(guard: Row | None, expected: Server) -> None:
 
 async def _identified(connection: PinnedConnection, pooler: str) -> Server:
     cursor = await connection.execute(
-        "select pg_backend_pid(), pg_is_in_recovery(), current_setting('server_version_num')::int,"
-        " current_setting('max_prepared_transactions')::int"
+        "select pg_backend_pid(), current_setting('server_version_num')::int,"
+        " current_setting('max_prepared_transactions')::int, (select system_identifier from pg_control_system()),"
+        " case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end"
     )
-    pid, in_recovery, version, prepared = _only(await cursor.fetchone())
-    if in_recovery:
+    pid, version, prepared, identifier, timeline = await cursor.fetchone() or (0, 0, 0, 0, None)
+    if timeline is None:
         raise InRecovery(_USE_THE_PRIMARY)
     if version < 140000:
         raise ConfigError(f"Postgres {version // 10000} is too old: Mailboat needs 14 or newer.")
-    cursor = await connection.execute(
-        "select (select system_identifier from pg_control_system()),"
-        " left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
-    )
-    identifier, timeline = _only(await cursor.fetchone())
     pooled = pooler is Pooler.TRANSACTION or (pooler is Pooler.AUTO and pid != connection.info.backend_pid)
     return Server(identifier, int(timeline, 16), version, pooled, prepared > 0, pid)
-
-
-def _only(row: Row | None) -> Row:
-    if row is None:
-        raise DatabaseUnavailable("Postgres answered with no row where there must be one")
-    return row

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from psycopg import sql
 
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.filter_predicates import TRUE, Predicate, Since, effective_filter, predicate
+from mailboat.store.filter_predicates import TRUE, Since, effective_filter, predicate
 from mailboat.store.sql import statements
 from mailboat.store.subscription_rows import GRACE
 from mailboat.store.table import TableLayout
@@ -30,7 +29,7 @@ class KnownSubscription:
     since: Since
     paused_reason: str | None
     owners: dict[int, str]
-    """Partition -> live relay that owns it."""
+    """Live relays that own partitions, by partition."""
     served: bool
     """Whether a live relay has the subscription in its manifests."""
     parked_error: str | None
@@ -51,14 +50,6 @@ class Waiting:
     dead: int
 
 
-@dataclass(frozen=True, slots=True)
-class KnownRelay:
-    """A live relay and the address it listens on (empty if none)."""
-
-    id: str
-    address: str
-
-
 async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[KnownSubscription]:
     """Return all subscriptions of an outbox, including those without a manifest."""
     rows = await link.fetch(_SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
@@ -70,9 +61,9 @@ async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[Kno
     ]
 
 
-async def known_relays(link: PostgresConnection, outbox: str) -> list[KnownRelay]:
-    """Return the live relays."""
-    return [KnownRelay(*row) for row in await link.fetch(_SQL["relays"], {"outbox": outbox})]
+async def relay_addresses(link: PostgresConnection, outbox: str) -> list[str]:
+    """Return the addresses that live relays listen on, each once."""
+    return [address for (address,) in await link.fetch(_SQL["addresses"], {"outbox": outbox})]
 
 
 async def relays_serving(link: PostgresConnection, outbox: str, name: str) -> list[str]:
@@ -92,14 +83,10 @@ async def waiting(
 
     Without a manifest the filter is unknown, and all events count.
     """
-    parameters: dict[str, Any] = {
-        "subscription": subscription.number,
-        "partitions": subscription.partitions,
-        "bound": bound,
-    }
-    statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(
-        rows=layout.rows, wanted=_filter_predicate(subscription, manifests)
-    )
+    parameters = {"subscription": subscription.number, "partitions": subscription.partitions, "bound": bound}
+    manifest = next((each for each in manifests if full_name(each) == subscription.name), None)
+    wanted = predicate(effective_filter(subscription.name, manifest.spec), subscription.since) if manifest else TRUE
+    statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(rows=layout.rows, wanted=wanted)
     async with link.transaction() as cursor:
         await cursor.execute(_SQL["planner"])
         await cursor.execute(statement, parameters)
@@ -115,13 +102,6 @@ async def waiting(
         parked=parked,
         dead=dead,
     )
-
-
-def _filter_predicate(subscription: KnownSubscription, manifests: Iterable[EventSubscription]) -> Predicate:
-    for manifest in manifests:
-        if full_name(manifest) == subscription.name:
-            return predicate(effective_filter(subscription.name, manifest.spec), subscription.since)
-    return TRUE
 
 
 async def set_state(link: PostgresConnection, outbox: str, name: str, state: str, reason: str | None) -> bool:

@@ -1,13 +1,12 @@
 """Verification of a database with an externally managed schema (``manageSchema: false``).
 
 Every finding has the SQL that fixes it, to be run by an administrator. This module changes nothing. Defects that only
-cost speed or latency (a missing trigger) are findings too: on a table without an index on ``xid``, a relay would read
-the whole table at every poll.
+cost speed are findings too: on a table without an index on ``xid``, a relay would read the whole table at every poll.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
@@ -16,7 +15,7 @@ from psycopg.rows import dict_row, tuple_row
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.store.connection import explain
-from mailboat.store.schema.migrate import RESERVED, Applied, known_migrations, pending
+from mailboat.store.schema.migrate import RESERVED, known_migrations, pending
 from mailboat.store.schema.time_partitions import days_ahead
 from mailboat.store.sql import statements
 from mailboat.store.verify_columns import COLUMNS, Finding, Present, about_columns
@@ -40,18 +39,9 @@ async def verify_or_refuse(
     """Raise `SchemaMismatch` with every finding and its remedy, if there are any."""
     findings = await verify(connection, outbox_table, columns)
     if findings:
-        raise SchemaMismatch(readable(findings))
-
-
-def readable(findings: Sequence[Finding]) -> str:
-    """Format all findings for a person, with SQL to paste."""
-    count = "one thing is" if len(findings) == 1 else f"{len(findings)} things are"
-    return "\n".join(
-        [
-            f"The database is not as Mailboat needs it ({count} missing or different). What mends it:",
-            *map(str, findings),
-        ]
-    )
+        count = "one thing is" if len(findings) == 1 else f"{len(findings)} things are"
+        about = f"The database is not as Mailboat needs it ({count} missing or different). What mends it:"
+        raise SchemaMismatch("\n".join([about, *map(str, findings)]))
 
 
 async def verify(
@@ -161,7 +151,7 @@ class _Inspection:
     async def _about_history(self, server: Mapping[str, Any]) -> None:
         try:
             async with self._connection.transaction():
-                applied = [Applied(*row) for row in await self._rows("steps")]
+                applied = await self._rows("steps")
         except psycopg.errors.UndefinedTable:
             applied = []
         except psycopg.errors.InsufficientPrivilege:
