@@ -81,9 +81,7 @@ class PostgresStore:
         """Connections for work, reads and probes, by purpose."""
         self._open_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._measurements = asyncio.Semaphore(MEASUREMENTS_AT_ONCE)
-        self._leases = Leases(
-            me, settings.layout.table, settings.lease_ttl, settings.overdue_after, settings.sync_level
-        )
+        self._leases = Leases(me, settings)
         self._parked_rows = ParkedRows()
         self._query_cache = QueryCache(settings.layout)
         self._windows = Windows(
@@ -315,8 +313,7 @@ class PostgresStore:
             ):
                 raise DatabaseUnavailable("two connections reached two different servers: a failover is under way")
             if reads_windows and not link.server.pooled:
-                async with link.autocommit() as cursor:
-                    await cursor.execute(_PLANNER)
+                await link.fetch(_PLANNER)
         except BaseException:
             await link.close()
             raise
