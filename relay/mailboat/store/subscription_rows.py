@@ -22,9 +22,9 @@ from psycopg import AsyncCursor, sql
 from mailboat.errors import ConfigError, ForeignDatabase
 from mailboat.store.connection import PostgresConnection, Row
 from mailboat.store.cursor_changes import lock_cursors, repartition, unsettled_range
-from mailboat.store.filter_predicates import Since, effective_filter, like_patterns, predicate
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.queries import SubscriptionQuery
+from mailboat.store.routing import Since, effective_filter, like_patterns, predicate
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, EventSubscriptionSpec, OnExhausted, Ordering, full_name

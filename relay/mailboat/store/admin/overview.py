@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.filter_predicates import TRUE, Since, effective_filter, predicate
+from mailboat.store.routing import TRUE, Since, effective_filter, predicate
 from mailboat.store.sql import statements
 from mailboat.store.subscription_rows import GRACE
 from mailboat.store.table import TableLayout

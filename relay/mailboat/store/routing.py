@@ -1,16 +1,24 @@
-"""A subscription's filter as an SQL predicate, so that events without a match never leave the database."""
+"""Routing of events: filters as SQL predicates, and the distribution of the rows found to cursors.
+
+Events without a match never leave the database. One read serves many subscriptions: its statement returns each event
+once, with the subscriptions whose filter matches, and the fan-out distributes the rows to the partitions of the reader.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from psycopg import sql
 
+from mailboat.model import OutboxEvent
+from mailboat.store.outbox_store import CursorKey, Subscription
 from mailboat_spec import EventSubscriptionSpec, Filter, Pattern
 
 Predicate = sql.Composable
 TRUE: Predicate = sql.SQL("true")
+EVENT_COLUMNS = len(OutboxEvent._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +97,31 @@ def routes(predicates: Mapping[int, Predicate]) -> Predicate:
         sql.SQL("case when {} then {}::bigint end").format(p, sql.Literal(number)) for number, p in predicates.items()
     ]
     return sql.SQL("array_remove(array[{}], null)").format(sql.SQL(", ").join(cases))
+
+
+def fan_out_single(
+    rows: Iterable[Sequence[Any]], subscription: Subscription, members: frozenset[CursorKey]
+) -> dict[CursorKey, list[OutboxEvent]]:
+    """Route the rows of one subscription to its partitions that are members. Flat, because it loops over events."""
+    routed: list[list[OutboxEvent]] = [[] for _ in range(subscription.partitions)]
+    partitions, new, slot = subscription.partitions, tuple.__new__, EVENT_COLUMNS - 1
+    for row in rows:
+        routed[row[slot] % partitions].append(new(OutboxEvent, row))
+    keys = (CursorKey(subscription.number, partition) for partition in range(partitions))
+    return {key: events for key, events in zip(keys, routed, strict=True) if events and key in members}
+
+
+def fan_out(
+    rows: Iterable[tuple[Sequence[Any], Sequence[int]]],
+    subscriptions: Mapping[int, Subscription],
+    members: frozenset[CursorKey],
+) -> dict[CursorKey, list[OutboxEvent]]:
+    """Route rows with their matching subscriptions to the members among those subscriptions' partitions."""
+    routed: dict[CursorKey, list[OutboxEvent]] = {key: [] for key in members}
+    for columns, matching in rows:
+        event = OutboxEvent._make(columns)
+        for number in matching:
+            events = routed.get(CursorKey(number, event.slot % subscriptions[number].partitions))
+            if events is not None:
+                events.append(event)
+    return {key: events for key, events in routed.items() if events}
