@@ -28,8 +28,6 @@ _MOST_TYPES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Result of one examination."""
-
     unmatched: Mapping[str, int] = field(default_factory=dict)
     """Events by type, of the newest ones of the last day, that no subscription matches."""
     idle: tuple[str, ...] = ()

@@ -88,8 +88,6 @@ class Heartbeats:
 
 
 class Leases:
-    """The leases of one relay on one outbox."""
-
     def __init__(self, me: RelayIdentity, settings: StoreSettings) -> None:
         self._me = me
         self._settings = settings
@@ -170,7 +168,6 @@ class Leases:
         return Membership(tuple(peers), holdings, states, frozenset(CursorKey(*key) for key in due))
 
     async def leave(self, link: PostgresConnection) -> None:
-        """Deregister this relay, so that its peers need not wait for expiry."""
         await link.fetch(_SQL["leave"], self._identity)
 
     async def claim(self, link: PostgresConnection, keys: Mapping[CursorKey, int]) -> list[Cursor]:
@@ -218,7 +215,6 @@ class Leases:
         return True
 
     async def request_wakeup(self, link: PostgresConnection, active: bool) -> None:
-        """Enable or disable wake-ups (NOTIFY) from writers."""
         await link.fetch(_SQL["request_wakeup"], {**self._identity, "active": active})
 
     async def horizon(self, link: PostgresConnection) -> str:

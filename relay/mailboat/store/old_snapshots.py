@@ -46,7 +46,6 @@ class SnapshotWatch:
         self._seen_at = 0.0
 
     async def oldest(self, link: PostgresConnection) -> OldSnapshot:
-        """Return the oldest snapshot of the database."""
         rows = await link.fetch(_SQL["holder"])
         if not rows:
             return OldSnapshot()

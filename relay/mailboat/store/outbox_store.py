@@ -78,8 +78,6 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class LastFailure:
-    """The last failure of a parked or dead event."""
-
     reason: str
     error: str
 
@@ -208,8 +206,6 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """Result of one tick."""
-
     lost: frozenset[CursorKey]
     opened: tuple[Opened, ...]
     advanced: tuple[Advanced, ...]
@@ -246,8 +242,6 @@ class RelayPeer:
 
 @dataclass(frozen=True, slots=True)
 class PartitionOwner:
-    """Owner and assigned owner of a cursor."""
-
     key: CursorKey
     owner: str | None
     assigned_to: str | None

@@ -60,7 +60,6 @@ class ParkedRows:
             pipeline.send(_SQL["schedule_all"], where)
 
     async def keys(self, link: PostgresConnection, lease: Lease) -> tuple[set[str], int]:
-        """Return the keys that nothing may overtake, and the number of all parked events."""
         where = lease.key._asdict()
         keys = {key for (key,) in await link.fetch(_SQL["keys"], where)}
         ((count,),) = await link.fetch(_SQL["count"], where)
@@ -69,14 +68,12 @@ class ParkedRows:
     async def due(
         self, link: PostgresConnection, lease: Lease, limit: int, max_bytes: int
     ) -> tuple[list[Parked], float | None]:
-        """Return the due heads, and the seconds until the next one is due."""
         where = lease.key._asdict()
         heads = await link.fetch(_DUE, {**where, "limit": limit, "max_bytes": max_bytes})
         ((next_due,),) = await link.fetch(_SQL["next_due"], where)
         return [_parked(row) for row in heads], next_due
 
     async def queue(self, link: PostgresConnection, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
-        """Return a key's parked events in sending order."""
         parameters = {**lease.key._asdict(), "key": key, "limit": limit, "max_bytes": max_bytes}
         return [_parked(row) for row in await link.fetch(_QUEUE, parameters)]
 

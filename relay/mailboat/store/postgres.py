@@ -152,7 +152,6 @@ class PostgresStore:
         return {number: route.subscription for number, route in routes.items()}
 
     def withdraw(self, number: int) -> None:
-        """Stop serving this subscription."""
         self._serves -= {number}
 
     async def owned_by_others(self, subscriptions: Sequence[EventSubscription], config_version: ConfigVersion) -> bool:
@@ -204,7 +203,6 @@ class PostgresStore:
             await self._leases.release(work, leases)
 
     async def close_unused(self) -> None:
-        """Close all connections except for control, and disable wake-ups. Called when this relay owns no partition."""
         await self._close("work")
         await self._close("read")
         await self._close("probe", at_once=True)

@@ -212,8 +212,6 @@ async def owned_by_others(
 
 @dataclass(frozen=True, slots=True)
 class RetireResult:
-    """Result of retiring the subscriptions that a configuration no longer contains."""
-
     retired: tuple[str, ...]
     awaited: tuple[str, ...]
     """Not retired yet, because a relay with an older configuration still serves them."""

@@ -73,20 +73,17 @@ class ReplayPlan:
     replay: tuple[Candidate, ...]
     waiting: tuple[Candidate, ...]
     """Parked already, so they will be sent without a replay."""
-    superseded: tuple[Candidate, ...]
-    """The same event has a later dead letter, which is replayed instead."""
     orphaned: tuple[Candidate, ...] = ()
     """Dead letters of deleted subscriptions. They are kept for a later subscription of the same name."""
 
 
 def plan(candidates: Sequence[Candidate]) -> ReplayPlan:
-    """Sort the candidates so that no event is replayed twice. Their order is kept."""
+    """Sort the candidates. Of several dead letters of one event, only the last is replayed. Their order is kept."""
     last = {(each.subscription_id, each.event_id): each.dead_id for each in sorted(candidates)}
     fresh = [each for each in candidates if not each.waits and not each.deleted]
     return ReplayPlan(
         tuple(each for each in fresh if last[each.subscription_id, each.event_id] == each.dead_id),
         tuple(each for each in candidates if each.waits and not each.deleted),
-        tuple(each for each in fresh if last[each.subscription_id, each.event_id] != each.dead_id),
         tuple(each for each in candidates if each.deleted),
     )
 

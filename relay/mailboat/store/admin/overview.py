@@ -41,8 +41,6 @@ class KnownSubscription:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Backlog of a subscription."""
-
     lag: int
     bounded: bool
     oldest_age: float | None

@@ -58,8 +58,6 @@ class ParkedEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """Result of a retry."""
-
     heads: int
     unblocked: int
     """Number of heads that were blocked. Their attempts restart at 0."""
@@ -72,7 +70,6 @@ async def list_parked(link: PostgresConnection, match: Match, *, behind: bool, l
 
 
 async def show_parked(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeRow]:
-    """Return parked events with all columns."""
     return await whole_rows(link, _parked("parked_whole"), match, limit)
 
 

@@ -46,8 +46,6 @@ class Match:
 
 
 class Placed(Protocol):
-    """A row that belongs to a partition."""
-
     @property
     def subscription_id(self) -> int: ...
 
@@ -69,7 +67,6 @@ def matching(statement: LiteralString, number: str, time: str, **parts: sql.Comp
 
 
 async def whole_rows(link: PostgresConnection, statement: sql.Composed, match: Match, limit: int) -> list[WholeRow]:
-    """Return the selected rows with all columns."""
     async with link.autocommit() as cursor:
         await cursor.execute(statement, {**asdict(match), "limit": limit})
         names = [column.name for column in cursor.description or ()]

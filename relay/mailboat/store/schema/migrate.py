@@ -61,8 +61,6 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """Result of a run."""
-
     outbox: str
     """The outbox's name as spelled by Postgres, by which cursors and subscriptions refer to it."""
     applied: tuple[str, ...]

@@ -44,8 +44,6 @@ Connection = psycopg.AsyncConnection[Any]
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Supply of an outbox with time partitions."""
-
     made: int
     days_ahead: float | None
     """Days from now that are covered without a gap. A writer without a partition fails: below 7 needs attention.
@@ -102,15 +100,12 @@ class Lost:
 
 @dataclass(slots=True)
 class RetentionReport:
-    """Result for the expired partitions."""
-
     dropped: tuple[str, ...] = ()
     blocked: tuple[Blocked, ...] = ()
     lost: tuple[Lost, ...] = ()
 
 
 async def server_time(connection: Connection) -> datetime:
-    """Return the server's time, which also timestamps events."""
     now: datetime = await _value(connection, "now")
     return now
 
@@ -193,8 +188,6 @@ async def drop_expired(
 
 @dataclass(slots=True)
 class _Sweep:
-    """One call of `drop_expired`."""
-
     connection: Connection
     outbox: str
     """The name as quoted by Postgres, like the names of partitions."""

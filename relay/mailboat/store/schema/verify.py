@@ -2,6 +2,7 @@
 
 Every finding has the SQL that fixes it, to be run by an administrator. This module changes nothing. Defects that only
 cost speed are findings too: on a table without an index on ``xid``, a relay would read the whole table at every poll.
+`PostgresConnection.open` has refused a standby and a server that is too old.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row, tuple_row
 
-from mailboat.errors import DatabaseUnavailable, SchemaMismatch
+from mailboat.errors import SchemaMismatch
 from mailboat.store.connection import explain
 from mailboat.store.schema.migrate import RESERVED, known_migrations, pending
 from mailboat.store.schema.time_partitions import days_ahead
 from mailboat.store.sql import statements
+from mailboat.store.table import TableLayout
 from mailboat.store.verify_columns import COLUMNS, Finding, Present, about_columns
 
-_SQL = statements("verify")
+_SQL = {**statements("verify"), "applied": statements("schema")["applied"]}
 
-OLDEST_POSTGRES = 140000
 DAYS_AHEAD = 7
 """Minimum days of time partitions ahead. Fewer are a finding, because a writer without a partition fails."""
 
@@ -63,10 +64,8 @@ async def undeliverable_rows(
 
     Such rows were written before the column existed. They are no defect: somebody else may have delivered them.
     """
-    xid = columns.get("xid", "xid")
-    statement = sql.SQL(_SQL["without_xid"]).format(
-        outbox=sql.Identifier(*outbox_table.split(".")), xid=sql.Identifier(xid)
-    )
+    layout, xid = TableLayout(outbox_table, columns), columns.get("xid", "xid")
+    statement = sql.SQL(_SQL["without_xid"]).format(outbox=layout.outbox, xid=layout.column("xid"))
     try:
         cursor = await connection.cursor(row_factory=tuple_row).execute(statement, {"most": MOST_COUNTED})
         (count,) = await cursor.fetchone() or (0,)
@@ -84,8 +83,6 @@ async def undeliverable_rows(
 
 
 class _Inspection:
-    """One verification of one database."""
-
     def __init__(self, connection: psycopg.AsyncConnection[Any], outbox: str, columns: Mapping[str, str]) -> None:
         self._connection = connection
         self._outbox = outbox
@@ -99,12 +96,12 @@ class _Inspection:
         """Inspect the database as far as the findings permit."""
         server = await self._row("server", tables=list(BOOKKEEPING))
         assert server is not None, "a query without FROM has a row"
-        if server["standby"]:
-            raise DatabaseUnavailable(
-                f"Database {server['database']} is a standby: its snapshots leave out transactions in flight."
-                " Connect to the primary (target_session_attrs=primary)."
+        if server["encoding"] != "UTF8":
+            self._add(
+                f"its encoding is {server['encoding']}, and events are UTF-8",
+                f"database {server['database']}",
+                "create database ... encoding 'UTF8' template template0;  -- and move the data there",
             )
-        self._about_server(server)
         if not server["schema"]:
             self._add("there is no schema mailboat", "schema mailboat", _MIGRATE)
             return
@@ -128,17 +125,6 @@ class _Inspection:
         await self._about_table(relation)
         await self._about_rights(server)
 
-    def _about_server(self, server: Mapping[str, Any]) -> None:
-        where = f"database {server['database']}"
-        if server["version"] < OLDEST_POSTGRES:
-            self._add(f"Postgres {server['version'] // 10000} is too old", where, "-- upgrade to Postgres 14 or newer")
-        if server["encoding"] != "UTF8":
-            self._add(
-                f"its encoding is {server['encoding']}, and events are UTF-8",
-                where,
-                "create database ... encoding 'UTF8' template template0;  -- and move the data there",
-            )
-
     async def _about_rights(self, server: Mapping[str, Any]) -> None:
         user = f"user {server['user']}"
         roles = await self._rows("relay_role", outbox=self._outbox)
@@ -151,7 +137,7 @@ class _Inspection:
     async def _about_history(self, server: Mapping[str, Any]) -> None:
         try:
             async with self._connection.transaction():
-                applied = await self._rows("steps")
+                applied = await self._rows("applied")
         except psycopg.errors.UndefinedTable:
             applied = []
         except psycopg.errors.InsufficientPrivilege:
@@ -212,12 +198,10 @@ class _Inspection:
                 )
 
     async def _has_lost_ids(self, position: str) -> bool:
-        statement = sql.SQL(_SQL["lost_ids"]).format(
-            outbox=sql.Identifier(*self._outbox.split(".")), id=sql.Identifier(position)
-        )
+        names = {"outbox": TableLayout(self._outbox).outbox, "id": sql.Identifier(position)}
         try:
             async with self._connection.transaction():
-                cursor = await self._connection.execute(statement)
+                cursor = await self._connection.execute(sql.SQL(_SQL["lost_ids"]).format(**names))
         except psycopg.errors.InsufficientPrivilege:  # reported as a separate finding
             return False
         return await cursor.fetchone() == (True,)

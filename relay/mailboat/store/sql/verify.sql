@@ -2,9 +2,7 @@
 
 -- name: server
 -- The server, the schema, and the tables that the migrations should have created.
-select current_setting('server_version_num')::integer as version,
-       current_setting('server_encoding') as encoding,
-       pg_is_in_recovery() as standby,
+select current_setting('server_encoding') as encoding,
        current_user as "user",
        current_database() as database,
        exists (select from pg_namespace where nspname = 'mailboat') as schema,
@@ -12,10 +10,6 @@ select current_setting('server_version_num')::integer as version,
        array(select t from unnest(%(tables)s::text[]) t
              where not exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
                                where n.nspname = 'mailboat' and c.relname = t)) as missing_tables
-
--- name: steps
--- Migrations that were applied. Run only if the table of migrations exists and the user may read it.
-select version, name, checksum from mailboat.migrations order by version
 
 -- name: relation
 -- The outbox: its kind of table, its indexes and sequence, and whether row security and the trigger are active.
