@@ -144,7 +144,9 @@ async def test_a_name_that_can_not_be_an_outbox_is_refused(shared_outbox: Databa
 
 async def test_a_newer_database_is_refused(outbox: Database) -> None:
     outbox.execute("insert into mailboat.migrations values (9000, '9000_flying.sql', 'x')")
-    with pytest.raises(SchemaMismatch, match=r"9000_flying.sql.*A newer Mailboat was here: upgrade this one"):
+    with pytest.raises(
+        SchemaMismatch, match=r"9000_flying.sql.*A newer version of Mailboat migrated it: upgrade this one"
+    ):
         await run(outbox.url)
 
 

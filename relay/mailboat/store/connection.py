@@ -372,7 +372,7 @@ def refuse_other_server(guard: Row | None, expected: Server) -> None:
     standby, timeline, system_identifier = guard[-3:] if guard is not None else (True, None, None)
     if standby or (int(timeline, 16), system_identifier) != (expected.timeline, expected.system_identifier):
         raise DatabaseUnavailable(
-            "another server answers now (a failover, or a restored copy): what was in memory is dropped"
+            "another server answers now (a failover, or a restored copy): the session starts again"
         )
 
 

@@ -171,7 +171,7 @@ async def _refuse_other_history(cursor: AsyncCursor[Row], layout: TableLayout, w
         why = "this server's transaction ids are behind those that the cursors refer to"
     elif strange:
         why = (
-            f"of {checked} events that were looked at, {strange} were not written by the transaction that their xid"
+            f"of {checked} events that were examined, {strange} were not written by the transaction that their xid"
             " names: they were restored, copied or changed"
         )
     else:

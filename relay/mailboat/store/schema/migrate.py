@@ -102,7 +102,7 @@ def pending(migrations: Sequence[Migration], applied: Iterable[Row]) -> tuple[Mi
         if bundled is None:
             raise SchemaMismatch(
                 f"The database has migration {name}, which this version of Mailboat does not know (it knows up to"
-                f" {newest:04d}). A newer Mailboat was here: upgrade this one."
+                f" {newest:04d}). A newer version of Mailboat migrated it: upgrade this one."
             )
         if bundled.checksum != checksum:
             raise SchemaMismatch(
@@ -159,7 +159,7 @@ async def migrate(
             " --sql` prints to one, and let the relay use `manageSchema: false`."
         ) from error
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailable(f"The database went away during the migration: {_sentence(error)}.") from error
+        raise DatabaseUnavailable(f"The connection was lost during the migration: {_sentence(error)}.") from error
     except psycopg.Error as error:
         raise SchemaMismatch(f"The migration failed and was rolled back: {_sentence(error)}.") from error
 

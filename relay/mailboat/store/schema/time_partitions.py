@@ -275,7 +275,7 @@ class _Sweep:
         except psycopg.errors.UndefinedTable:
             return False  # another relay detached it first and is about to drop it
         except psycopg.errors.ObjectNotInPrerequisiteState:
-            self._block(partition.name, "another relay is at it, or at another one")
+            self._block(partition.name, "another relay is detaching it, or another partition")
             return False
         return True
 

@@ -41,7 +41,7 @@ async def verify_or_refuse(
     findings = await verify(connection, outbox_table, columns)
     if findings:
         count = "one thing is" if len(findings) == 1 else f"{len(findings)} things are"
-        about = f"The database is not as Mailboat needs it ({count} missing or different). What mends it:"
+        about = f"The database is not as Mailboat needs it ({count} missing or different). SQL that fixes it:"
         raise SchemaMismatch("\n".join([about, *map(str, findings)]))
 
 
