@@ -10,20 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from mailboat.store.admin.selection import (
-    Match,
-    WholeRow,
-    by_partition,
-    hold_cursor,
-    matching,
-    requeue,
-    wake,
-    whole_rows,
-)
+from mailboat.store.admin.selection import Match, by_partition, hold_cursor, matching, requeue, wake, whole_rows
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.sql import statements
 
@@ -98,7 +89,7 @@ async def list_dead(link: PostgresConnection, match: Match, *, replayed: bool, l
     return [DeadLetter._make(row) for row in await link.fetch(_dead("dead"), where)]
 
 
-async def show_dead(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeRow]:
+async def show_dead(link: PostgresConnection, match: Match, *, limit: int) -> list[dict[str, Any]]:
     """Return dead letters with all columns, including replayed ones. ``document``: the dead letter as JSON."""
     return await whole_rows(link, _dead("dead_whole"), match, limit)
 

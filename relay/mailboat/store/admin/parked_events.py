@@ -9,20 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from mailboat.store.admin.selection import (
-    Match,
-    WholeRow,
-    by_partition,
-    hold_cursor,
-    matching,
-    requeue,
-    wake,
-    whole_rows,
-)
+from mailboat.store.admin.selection import Match, by_partition, hold_cursor, matching, requeue, wake, whole_rows
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.parked_rows import QUEUE_ORDER, SERIES
 from mailboat.store.sql import statements
@@ -69,7 +60,7 @@ async def list_parked(link: PostgresConnection, match: Match, *, behind: bool, l
     return [ParkedEvent._make(row) for row in await link.fetch(_parked("parked"), where)]
 
 
-async def show_parked(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeRow]:
+async def show_parked(link: PostgresConnection, match: Match, *, limit: int) -> list[dict[str, Any]]:
     return await whole_rows(link, _parked("parked_whole"), match, limit)
 
 

@@ -6,10 +6,10 @@ the partition's cursor to exclude the owner, and keeps the invariant that the ow
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from itertools import groupby
 from typing import Any, LiteralString, Protocol, TypeVar
 
 from psycopg import AsyncCursor, sql
@@ -55,8 +55,6 @@ class Placed(Protocol):
 
 Where = dict[str, int]
 """Statement parameters that identify a partition."""
-WholeRow = dict[str, Any]
-"""All columns of a row by name, in the order in which a command prints them."""
 PlacedT = TypeVar("PlacedT", bound=Placed)
 
 
@@ -66,7 +64,10 @@ def matching(statement: LiteralString, number: str, time: str, **parts: sql.Comp
     return sql.SQL(statement).format(matching=condition, **parts)
 
 
-async def whole_rows(link: PostgresConnection, statement: sql.Composed, match: Match, limit: int) -> list[WholeRow]:
+async def whole_rows(
+    link: PostgresConnection, statement: sql.Composed, match: Match, limit: int
+) -> list[dict[str, Any]]:
+    """Return the selected rows with all columns by name, in the order in which a command prints them."""
     async with link.autocommit() as cursor:
         await cursor.execute(statement, {**asdict(match), "limit": limit})
         names = [column.name for column in cursor.description or ()]
@@ -75,14 +76,13 @@ async def whole_rows(link: PostgresConnection, statement: sql.Composed, match: M
 
 def by_partition(chosen: Sequence[PlacedT], *, at_once: int) -> Iterator[tuple[Where, list[PlacedT]]]:
     """Yield the rows by partition, at most ``at_once`` at a time, in the given order."""
-
-    def partition(each: PlacedT) -> tuple[int, int]:
-        return each.subscription_id, each.partition
-
-    for (subscription, number), group in groupby(sorted(chosen, key=partition), key=partition):
-        rows = list(group)
+    partitions: dict[tuple[int, int], list[PlacedT]] = defaultdict(list)
+    for each in chosen:
+        partitions[each.subscription_id, each.partition].append(each)
+    for subscription, partition in sorted(partitions):
+        rows = partitions[subscription, partition]
         for start in range(0, len(rows), at_once):
-            yield {"subscription": subscription, "partition": number}, rows[start : start + at_once]
+            yield {"subscription": subscription, "partition": partition}, rows[start : start + at_once]
 
 
 async def hold_cursor(cursor: AsyncCursor[Row], where: Where) -> bool:
