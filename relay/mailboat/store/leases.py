@@ -216,12 +216,3 @@ class Leases:
 
     async def request_wakeup(self, link: PostgresConnection, active: bool) -> None:
         await link.fetch(_SQL["request_wakeup"], {**self._identity, "active": active})
-
-    async def horizon(self, link: PostgresConnection) -> str:
-        """Return the transaction id below which writers may not have seen the request for wake-ups."""
-        ((horizon,),) = await link.fetch(_SQL["horizon"])
-        return str(horizon)
-
-    async def undecided(self, link: PostgresConnection, horizon: str) -> bool:
-        """Return True if a transaction below the horizon is still open."""
-        return await link.fetch(_SQL["undecided"], {"horizon": horizon}) == [(True,)]

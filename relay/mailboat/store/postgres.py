@@ -59,6 +59,7 @@ from mailboat.store.windows import Windows
 from mailboat_spec import EventSubscription, Notify, full_name
 
 _SQL = statements("subscription_rows")
+_WAKE_UPS = statements("leases")
 _PLANNER = statements("windows")["planner"]
 _PREPARE_AFTER = 5
 """Executions of a statement on the control after which it is prepared. No thread uses this connection, so the names of
@@ -94,6 +95,7 @@ class PostgresStore:
         self._pulled: frozenset[str] = frozenset()
         """Names of pull subscriptions. Consumers own their partitions, so this relay claims none of them."""
         self._horizon = "3"
+        """Transaction id below which writers may not have seen the last request for wake-ups."""
         self._joined = False
         self._listens = False
         self._wakeup_requested = False
@@ -238,7 +240,7 @@ class PostgresStore:
         work = await self._link("work")
         if self._listens and self._settings.notify is Notify.AUTO:
             await self._request_wakeup(work, True)
-        self._horizon = await self._leases.horizon(work)
+        ((self._horizon,),) = await work.fetch(_WAKE_UPS["horizon"])
 
     async def disable_wakeups(self) -> None:
         if self._wakeup_requested:
@@ -249,7 +251,8 @@ class PostgresStore:
         self._wakeup_requested = active
 
     async def undecided_writers(self) -> bool:
-        return await self._leases.undecided(await self._link("work"), self._horizon)
+        work = await self._link("work")
+        return await work.fetch(_WAKE_UPS["undecided"], {"horizon": self._horizon}) == [(True,)]
 
     async def assign(self, subscription: int, generation: int, owners: dict[int, str]) -> bool:
         """Store an assignment by the operator. Return False if a newer one is stored already."""

@@ -169,7 +169,19 @@ class _Inspection:
                 f"{name}.{position}",
                 f'alter table {name} add check ("{position}" > 0) not valid;  -- and insert those events again',
             )
-        await self._about_sequence(name, position in present, relation["sequence"])
+        if relation["sequence"] is None and position in present:
+            self._add(
+                "its default takes no number from a sequence",
+                f"{name}.{position}",
+                f'create sequence {name}_position_seq cache 1; alter table {name} alter column "{position}"'
+                f" set default nextval('{name}_position_seq');",
+            )
+        elif relation["cache"] not in (None, 1):
+            self._add(
+                f"it caches {relation['cache']} numbers per session, which breaks the order of keys",
+                f"sequence {relation['sequence']}",
+                f"alter sequence {relation['sequence']} cache 1;",
+            )
         if relation["hides_rows"]:
             self._add(
                 "row level security may hide events from this user, and relays refuse to read it",
@@ -205,25 +217,6 @@ class _Inspection:
         except psycopg.errors.InsufficientPrivilege:  # reported as a separate finding
             return False
         return await cursor.fetchone() == (True,)
-
-    async def _about_sequence(self, table: str, has_position: bool, sequence: str | None) -> None:
-        position = self._names["id"]
-        if sequence is None:
-            if has_position:
-                self._add(
-                    "its default takes no number from a sequence",
-                    f"{table}.{position}",
-                    f'create sequence {table}_position_seq cache 1; alter table {table} alter column "{position}"'
-                    f" set default nextval('{table}_position_seq');",
-                )
-            return
-        ((cache,),) = await self._rows("cache", sequence=sequence)
-        if cache != 1:
-            self._add(
-                f"it caches {cache} numbers per session, which breaks the order of keys",
-                f"sequence {sequence}",
-                f"alter sequence {sequence} cache 1;",
-            )
 
     async def _row(self, name: str, **values: object) -> Mapping[str, Any] | None:
         cursor = self._connection.cursor(row_factory=dict_row)
