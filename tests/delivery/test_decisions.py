@@ -17,7 +17,6 @@ from mailboat.delivery.rebalance import decide, orphans, targets
 from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
 from mailboat.model import OutboxEvent
 from mailboat.runtime.session import _primary_error
-from mailboat.store.fan_out import fan_out, fan_out_single
 from mailboat.store.outbox_store import (
     CursorKey,
     Dead,
@@ -30,6 +29,7 @@ from mailboat.store.outbox_store import (
     Settlement,
     Subscription,
 )
+from mailboat.store.routing import fan_out, fan_out_single
 
 
 def event(id: int, key: str | None = None, slot: int | None = None) -> OutboxEvent:

@@ -12,7 +12,7 @@ from click import Context
 
 from mailboat.cli.main import main
 from mailboat.errors import SchemaMismatch
-from mailboat.store.schema.migrate import Applied, known_migrations, pending
+from mailboat.store.schema.migrate import known_migrations, pending
 from mailboat_operator.resources.pod import CONTAINER, child_name
 from mailboat_spec import Reason
 
@@ -81,7 +81,7 @@ def test_the_layers_are_those_that_lint_checks(contract: dict[str, Any]) -> None
 def test_the_report_of_an_older_relay_about_a_migrated_database_is_shown() -> None:
     known = known_migrations()
     with pytest.raises(SchemaMismatch) as refusal:
-        pending(known, [Applied(known[-1].version + 1, "0099_future.sql", "x")])
+        pending(known, [(known[-1].version + 1, "0099_future.sql", "x")])
     assert f"\n{refusal.value}\n" in (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ In a restored dump, transaction ids are behind the settled snapshots. After pg_u
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import LiteralString
 
@@ -17,8 +17,7 @@ from psycopg import sql
 from mailboat.errors import ForeignDatabase
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.relay_status import RelayState
-from mailboat.store.connection import PostgresConnection
-from mailboat.store.rebase import keep_history, rebase
+from mailboat.store.cursor_changes import rebase
 from mailboat.store.schema.migrate import migrate
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
@@ -75,13 +74,9 @@ def _manifests(url: str, *subscriptions: Manifest, layout: TableLayout = OURS) -
     return (outbox_relay(url, table=layout.table, columns=columns), *subscriptions)
 
 
-async def _rebase(
-    copy: Database,
-    layout: TableLayout = OURS,
-    how: Callable[[PostgresConnection, TableLayout], Awaitable[int]] = rebase,
-) -> int:
+async def _rebase(copy: Database, layout: TableLayout = OURS, *, same_history: bool = False) -> int:
     async with connected(copy.url, "rebase") as link:
-        return await how(link, layout)
+        return await rebase(link, layout, same_history=same_history)
 
 
 def _overtake(origin: Database, copy: Database) -> None:
@@ -131,7 +126,7 @@ async def test_a_restored_copy_is_refused_and_continues_after_a_rebase(
         assert len(stage["orders"].arrived) == 200
         _overtake(outbox, copy)
         with pytest.raises(ForeignDatabase, match="does not continue the history of its cursors"):
-            await _rebase(copy, layout, keep_history)
+            await _rebase(copy, layout, same_history=True)
 
         assert await _rebase(copy, layout) == 6
         later = write(copy.url, events(100, 20, first=16), layout=layout)
@@ -156,9 +151,9 @@ async def test_a_copy_on_the_same_server_is_refused_too_and_loses_nothing(outbox
         async with serving(*_manifests(copy.url, orders)) as relay:
             assert "mailboat rebase --same-history" in await _refused(relay)
             assert len(stage["orders"].arrived) == 40
-            assert await _rebase(copy, how=keep_history) == 4
+            assert await _rebase(copy, same_history=True) == 4
             await await_until(lambda: len(stage["orders"].arrived) >= 60, what="what was not delivered yet")
-            assert await _rebase(copy, how=keep_history) == 0
+            assert await _rebase(copy, same_history=True) == 0
     finally:
         outbox.server.drop_database(copy.name)
     check_delivery(before | undelivered, (), stage["orders"].arrivals)
@@ -285,7 +280,7 @@ async def test_cursors_of_another_history_are_not_kept(
     await _delivered_at_home(outbox, stage, subscription("orders", STAGED, partitions=2))
     outbox.execute(sql.SQL("update mailboat.cursors set {}").format(sql.SQL(cursors)))
     with pytest.raises(ForeignDatabase, match=why):
-        await _rebase(outbox, how=keep_history)
+        await _rebase(outbox, same_history=True)
 
 
 @pytest.mark.verify
@@ -313,9 +308,9 @@ async def test_after_pg_upgrade_all_progress_is_kept(stage: Stage, tmp_path: Pat
         async with serving(*_manifests(after.url, orders)) as relay:
             assert "mailboat rebase --same-history" in await _refused(relay)
             assert after.execute(places) == stood_at
-            assert await _rebase(after, how=keep_history) == 4
+            assert await _rebase(after, same_history=True) == 4
             written |= {belated.event_id: belated} | write(after.url, events(20, 20, first=6))
             await await_until(lambda: len(stage["orders"].arrived) == 121, what="what was late, and the news")
             await _settled(relay, "orders")
-            assert await _rebase(after, how=keep_history) == 0
+            assert await _rebase(after, same_history=True) == 0
     check_delivery(written, (), stage["orders"].arrivals)

@@ -11,7 +11,7 @@ from psycopg import sql
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.runtime.schema_gate import SchemaGate
-from mailboat.store.schema.migrate import Applied, Migration, MigrationReport, known_migrations, migrate, pending
+from mailboat.store.schema.migrate import Migration, MigrationReport, known_migrations, migrate, pending
 from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
 from mailboat_devservers.postgres_binaries import NEWEST
 from mailboat_spec import OutboxRelay
@@ -144,7 +144,9 @@ async def test_a_name_that_can_not_be_an_outbox_is_refused(shared_outbox: Databa
 
 async def test_a_newer_database_is_refused(outbox: Database) -> None:
     outbox.execute("insert into mailboat.migrations values (9000, '9000_flying.sql', 'x')")
-    with pytest.raises(SchemaMismatch, match=r"9000_flying.sql.*A newer Mailboat was here: upgrade this one"):
+    with pytest.raises(
+        SchemaMismatch, match=r"9000_flying.sql.*A newer version of Mailboat migrated it: upgrade this one"
+    ):
         await run(outbox.url)
 
 
@@ -157,7 +159,7 @@ async def test_a_changed_migration_is_refused(outbox: Database) -> None:
 def test_only_what_is_missing_is_pending() -> None:
     one, two = Migration(1, "0001_a.sql", "select 1"), Migration(2, "0002_b.sql", "select 2")
     assert pending([one, two], []) == (one, two)
-    assert pending([one, two], [Applied(1, one.name, one.checksum)]) == (two,)
+    assert pending([one, two], [(1, one.name, one.checksum)]) == (two,)
     assert Migration(1, "0001_a.sql", "a\r\nb").checksum == Migration(1, "0001_a.sql", "a\nb").checksum
 
 

@@ -188,7 +188,7 @@ async def test_the_refusal_reads_well_and_holds_every_remedy(outbox: Database) -
         with pytest.raises(SchemaMismatch) as refusal:
             await verify_or_refuse(connection, OUTBOX, {})
     assert str(refusal.value).splitlines() == [
-        "The database is not as Mailboat needs it (2 things are missing or different). What mends it:",
+        "The database is not as Mailboat needs it (2 things are missing or different). SQL that fixes it:",
         "mailboat.outbox.xid: no index begins with it",
         '    create index on mailboat.outbox ("xid");',
         "sequence mailboat.outbox_id_seq: it caches 50 numbers per session, which breaks the order of keys",

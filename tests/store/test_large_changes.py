@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from mailboat.store.rebase import rebase
+from mailboat.store.cursor_changes import rebase
 from mailboat.store.subscription_rows import declare
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database, PostgresServer

@@ -13,15 +13,12 @@ from mailboat.cli.options import Outbox, outboxes, with_manifests
 from mailboat.cli.output import counted
 from mailboat.errors import ConfigError
 from mailboat.runtime.maintenance import RetentionClock, limits
-from mailboat.store.connection import PostgresConnection
-from mailboat.store.rebase import keep_history
-from mailboat.store.rebase import rebase as rebase_cursors
+from mailboat.store.cursor_changes import rebase as rebase_cursors
 from mailboat.store.schema.migrate import MigrationScript, pending_migrations
 from mailboat.store.schema.migrate import migrate as apply_migrations
 from mailboat.store.schema.time_partitions import Supply, drop_expired, ensure_partitions, server_time
 from mailboat.store.schema.verify import undeliverable_rows, verify_or_refuse
 from mailboat.store.subscription_rows import clear_expired, declare_pulled
-from mailboat.store.table import TableLayout
 from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 
@@ -146,12 +143,12 @@ def rebase(files: tuple[Path, ...], secrets_dir: Path | None, yes: bool, same_hi
             " that committed late. If this copy is the one to continue with, and no relay works on the original any"
             " more, say --yes. After pg_upgrade say --same-history, which skips nothing."
         )
-    _for_each_outbox(files, secrets_dir, partial(_rebase, keep_history if same_history else rebase_cursors))
+    _for_each_outbox(files, secrets_dir, partial(_rebase, same_history))
 
 
-async def _rebase(change: Callable[[PostgresConnection, TableLayout], Awaitable[int]], outbox: Outbox) -> None:
+async def _rebase(same_history: bool, outbox: Outbox) -> None:
     async with outbox.link("rebase") as link:
-        moved = await change(link, outbox.layout)
+        moved = await rebase_cursors(link, outbox.layout, same_history=same_history)
     _print(outbox, f"{counted(moved, 'cursor')} rebased" if moved else "all cursors are of this database already")
 
 

@@ -40,7 +40,7 @@ from mailboat.cli.status_rows import (
 from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.http.client import StatusResponse, fetch_statuses
 from mailboat.runtime.manifest_files import load
-from mailboat.store.admin.overview import known_relays, known_subscriptions, waiting
+from mailboat.store.admin.overview import known_subscriptions, relay_addresses, waiting
 from mailboat.store.coverage import coverage
 from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
@@ -255,13 +255,13 @@ async def _overview(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
 async def _read_outbox(outbox: Outbox) -> tuple[list[StatusLine], list[StatusResponse], list[str]]:
     async with outbox.link("status") as link:
         known = await known_subscriptions(link, outbox.table)
-        relays = await known_relays(link, outbox.table)
+        addresses = await relay_addresses(link, outbox.table)
         lines = [
             from_database(each, await waiting(link, outbox.layout, each, outbox.subscriptions), outbox.subscriptions)
             for each in known
         ]
         remarks = (await coverage(link, outbox.layout, outbox.subscriptions)).remarks()
-    responses = await fetch_statuses(sorted({relay.address for relay in relays if relay.address}))
+    responses = await fetch_statuses(addresses)
     reported = from_relays(relay for response in responses for relay in response.relays)
     names = {each.name for each in known}
     lines = [enriched(line, reported) for line in lines]

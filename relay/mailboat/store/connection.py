@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, TypeVar
@@ -37,6 +37,7 @@ from mailboat_spec.redaction import primary_message
 logging.getLogger("psycopg").addFilter(lambda record: not record.getMessage().startswith("error ignored"))
 
 T = TypeVar("T")
+Statement = LiteralString | bytes | sql.SQL | sql.Composed
 _READ_ONLY: Final[LiteralString] = "begin isolation level repeatable read read only"
 _GUARD: Final = statements("windows")["guard"]
 
@@ -296,6 +297,12 @@ class PostgresConnection:
         ):
             yield cursor
 
+    async def fetch(self, statement: Statement, parameters: Mapping[str, object] | None = None) -> list[Row]:
+        """Run a single statement, committed separately, and return its rows, if any."""
+        async with self.autocommit() as cursor:
+            await cursor.execute(statement, parameters)
+            return await cursor.fetchall() if cursor.description else []
+
     async def listen(self, channel: LiteralString, payload: str) -> None:
         """Note notifications of the channel with this payload from now on."""
 
@@ -304,8 +311,7 @@ class PostgresConnection:
                 self._notification.set()
 
         self.connection.add_notify_handler(note)
-        async with self.autocommit() as cursor:
-            await cursor.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+        await self.fetch(sql.SQL("listen {}").format(sql.Identifier(channel)))
         # psycopg watches the socket itself during a statement, so this watches a copy of its descriptor.
         self._listener = os.dup(self.connection.pgconn.socket)
         asyncio.get_running_loop().add_reader(self._listener, self._on_readable)
@@ -366,30 +372,20 @@ def refuse_other_server(guard: Row | None, expected: Server) -> None:
     standby, timeline, system_identifier = guard[-3:] if guard is not None else (True, None, None)
     if standby or (int(timeline, 16), system_identifier) != (expected.timeline, expected.system_identifier):
         raise DatabaseUnavailable(
-            "another server answers now (a failover, or a restored copy): what was in memory is dropped"
+            "another server answers now (a failover, or a restored copy): the session starts again"
         )
 
 
 async def _identified(connection: PinnedConnection, pooler: str) -> Server:
     cursor = await connection.execute(
-        "select pg_backend_pid(), pg_is_in_recovery(), current_setting('server_version_num')::int,"
-        " current_setting('max_prepared_transactions')::int"
+        "select pg_backend_pid(), current_setting('server_version_num')::int,"
+        " current_setting('max_prepared_transactions')::int, (select system_identifier from pg_control_system()),"
+        " case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end"
     )
-    pid, in_recovery, version, prepared = _only(await cursor.fetchone())
-    if in_recovery:
+    pid, version, prepared, identifier, timeline = await cursor.fetchone() or (0, 0, 0, 0, None)
+    if timeline is None:
         raise InRecovery(_USE_THE_PRIMARY)
     if version < 140000:
         raise ConfigError(f"Postgres {version // 10000} is too old: Mailboat needs 14 or newer.")
-    cursor = await connection.execute(
-        "select (select system_identifier from pg_control_system()),"
-        " left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
-    )
-    identifier, timeline = _only(await cursor.fetchone())
     pooled = pooler is Pooler.TRANSACTION or (pooler is Pooler.AUTO and pid != connection.info.backend_pid)
     return Server(identifier, int(timeline, 16), version, pooled, prepared > 0, pid)
-
-
-def _only(row: Row | None) -> Row:
-    if row is None:
-        raise DatabaseUnavailable("Postgres answered with no row where there must be one")
-    return row

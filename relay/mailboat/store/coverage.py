@@ -13,8 +13,7 @@ from typing import Any, Final
 from psycopg import sql
 
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.filter_predicates import Since, any_of, predicate
-from mailboat.store.pull_policy import effective_filter
+from mailboat.store.routing import Since, any_of, effective_filter, predicate
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, full_name
@@ -29,8 +28,6 @@ _MOST_TYPES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Result of one examination."""
-
     unmatched: Mapping[str, int] = field(default_factory=dict)
     """Events by type, of the newest ones of the last day, that no subscription matches."""
     idle: tuple[str, ...] = ()

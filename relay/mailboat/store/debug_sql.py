@@ -11,10 +11,9 @@ from typing import Any
 
 from psycopg import sql
 
-from mailboat.store.filter_predicates import Since, predicate
 from mailboat.store.outbox_store import CursorKey, Lease, Subscription
-from mailboat.store.pull_policy import effective_filter
 from mailboat.store.queries import QueryCache, SubscriptionQuery
+from mailboat.store.routing import Since, effective_filter, predicate
 from mailboat.store.settings import ReadLimits
 from mailboat.store.sql import comments, statements
 from mailboat.store.table import TableLayout

@@ -1,7 +1,7 @@
 """Leases in Postgres: one heartbeat row per relay, an owner and an epoch per cursor, one advisory lock per relay.
 
 Clocks: a takeover never depends on a comparison of database times, because the clock may be set and a failover brings
-another clock. A relay measures the silence of its peers by its own monotonic clock (`heartbeats`), from the moment it
+another clock. A relay measures the silence of its peers by its own monotonic clock (`Heartbeats`), from the moment it
 read their last heartbeat. It measures its *own* lease by the same clock, from before the heartbeat was sent, so a relay
 gives up its leases before its peers take over. Safety does not depend on clocks: every write checks the epoch.
 
@@ -23,11 +23,11 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from mailboat.errors import LeaseLost
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.heartbeats import Heartbeat, Heartbeats
 from mailboat.store.outbox_store import (
     Cursor,
     CursorKey,
@@ -38,7 +38,7 @@ from mailboat.store.outbox_store import (
     Subscription,
     Window,
 )
-from mailboat.store.settings import RelayIdentity
+from mailboat.store.settings import RelayIdentity, StoreSettings
 from mailboat.store.sql import statements
 
 log = logging.getLogger(__name__)
@@ -56,41 +56,57 @@ def lock_key(relay: str) -> tuple[int, int]:
     return int.from_bytes(digest[:4], signed=True), int.from_bytes(digest[4:8], signed=True)
 
 
+class Heartbeat(NamedTuple):
+    """Last heartbeat of one process. Every new heartbeat differs from the previous one."""
+
+    incarnation: str
+    at: str
+    """The database's time, as text. It may be set, or be another server's, so it is only compared for equality."""
+
+
+class Heartbeats:
+    """Heartbeats of all relays, as read by this relay.
+
+    A relay is silent for as long as this process reads the same heartbeat. Silence before the first read does not
+    count, because the database itself may have been unreachable.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[Heartbeat, float]] = {}
+
+    def silences(self, latest: Mapping[str, Heartbeat], sent_at: float, answered_at: float) -> dict[str, float]:
+        """Return the seconds without a change for each relay, as a lower bound.
+
+        A change counts from the arrival of the result, a silence up to the sending of the query. A result that is late,
+        or that waited in a suspended process, therefore never makes a relay appear silent.
+        """
+        self._seen = {
+            relay: seen if (seen := self._seen.get(relay)) and seen[0] == heartbeat else (heartbeat, answered_at)
+            for relay, heartbeat in latest.items()
+        }
+        return {relay: max(0.0, sent_at - since) for relay, (_, since) in self._seen.items()}
+
+
 class Leases:
-    """The leases of one relay on one outbox."""
-
-    def __init__(
-        self,
-        me: RelayIdentity,
-        outbox: str,
-        ttl: float,
-        overdue_after: float,
-        sync_level: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, me: RelayIdentity, settings: StoreSettings) -> None:
         self._me = me
-        self._outbox = outbox
-        self._ttl = ttl
-        self._overdue_after = overdue_after
-        self._sync_level = sync_level
-        self._clock = clock
+        self._settings = settings
         self._heartbeats = Heartbeats()
+        self._identity: dict[str, object] = {
+            "relay": me.id,
+            "incarnation": me.incarnation,
+            "outbox": settings.layout.table,
+            "ttl": settings.lease_ttl,
+        }
 
-    @property
-    def _identity(self) -> dict[str, object]:
-        return {"relay": self._me.id, "incarnation": self._me.incarnation, "outbox": self._outbox, "ttl": self._ttl}
-
-    async def join(self, link: PostgresConnection, serves: Collection[int]) -> bool:
-        """Register this relay. Return True if it holds its liveness lock; raise ``LeaseLost`` if its id is in use."""
+    async def join(self, link: PostgresConnection, serves: Collection[int]) -> None:
+        """Register this relay. Raise ``LeaseLost`` if its id is in use."""
         session_lock = not link.server.pooled and await self._take_liveness_lock(link)
         async with link.transaction() as cursor:
             await cursor.execute(_SQL["inherit"], self._identity)
             await cursor.execute(_SQL["release_unserved"], {**self._identity, "serves": list(serves)})
-            await cursor.execute(
-                _SQL["join"],
-                {**self._identity, "address": self._me.address, "serves": list(serves), "session_lock": session_lock},
-            )
-        return session_lock
+            about = {"address": self._me.address, "serves": list(serves), "session_lock": session_lock}
+            await cursor.execute(_SQL["join"], self._identity | about)
 
     async def _take_liveness_lock(self, link: PostgresConnection) -> bool:
         """Try to acquire the liveness lock for about a second and return True on success.
@@ -100,15 +116,10 @@ class Leases:
         """
         key = dict(zip(("high", "low"), lock_key(self._me.id), strict=True))
         for _ in range(_LOCK_TRIES):
-            async with link.autocommit() as cursor:
-                await cursor.execute(_SQL["lock"], key)
-                row = await cursor.fetchone()
-            if row and row[0]:
+            if await link.fetch(_SQL["lock"], key) == [(True,)]:
                 return True
             await asyncio.sleep(_LOCK_PAUSE)
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["lock_holder"], {**self._identity, **key})
-            holder, in_use = await cursor.fetchone() or ("", True)
+        ((holder, in_use),) = await link.fetch(_SQL["lock_holder"], self._identity | key)
         if in_use:
             raise LeaseLost(
                 f"another process runs as relay {self._me.id!r} on this database. Stop it, or give this one another"
@@ -125,7 +136,8 @@ class Leases:
 
         ``delivered``: the subscriptions among ``serves`` whose partitions relays own.
         """
-        sent_at = self._clock()
+        overdue_after = self._settings.overdue_after
+        sent_at = time.monotonic()
         async with link.autocommit() as cursor:
             where = {**self._identity, "serves": list(serves), "delivered": list(delivered)}
             await cursor.execute(_SQL["beat"], where)
@@ -134,19 +146,19 @@ class Leases:
                 raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
             relays, owners, subscriptions, due = (column or () for column in found)
             latest = {relay: Heartbeat(incarnation, beat_at) for relay, incarnation, beat_at, *_ in relays}
-            silences = self._heartbeats.silences(latest, sent_at, self._clock())
+            silences = self._heartbeats.silences(latest, sent_at, time.monotonic())
             peers: list[RelayPeer] = []
             for relay, _, _, ttl, served, session_lock in relays:
                 if relay == self._me.id:
                     peers.append(RelayPeer(relay, frozenset(serves), alive=True))
                     continue
                 silence, alive = silences[relay], True
-                if silence > ttl or (session_lock and silence > self._overdue_after):
+                if silence > ttl or (session_lock and silence > overdue_after):
                     high, low = lock_key(relay)
                     about = {"relay": relay, **latest[relay]._asdict(), "expired": silence > ttl}
                     await cursor.execute(_SQL["expire"], {**about, "high": high, "low": low})
                     alive = await cursor.fetchone() is None
-                peers.append(RelayPeer(relay, frozenset(served), alive, alive and silence > self._overdue_after))
+                peers.append(RelayPeer(relay, frozenset(served), alive, alive and silence > overdue_after))
         holdings = tuple(
             PartitionOwner(CursorKey(number, partition), owner, assigned_to)
             for number, *columns in owners
@@ -156,9 +168,7 @@ class Leases:
         return Membership(tuple(peers), holdings, states, frozenset(CursorKey(*key) for key in due))
 
     async def leave(self, link: PostgresConnection) -> None:
-        """Deregister this relay, so that its peers need not wait for expiry."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["leave"], self._identity)
+        await link.fetch(_SQL["leave"], self._identity)
 
     async def claim(self, link: PostgresConnection, keys: Mapping[CursorKey, int]) -> list[Cursor]:
         """Acquire the cursors that no live relay owns, if their generation is the one given by the caller.
@@ -166,16 +176,12 @@ class Leases:
         This commit waits for the outbox's durability, because an open window is published without another commit. The
         relay that opened the window may have died or given up before its own commit was that durable.
         """
-        return await self._take(
-            link,
-            _SQL["claim"],
-            {
-                **self._identity,
-                "subscriptions": [k.subscription for k in keys],
-                "partitions": [k.partition for k in keys],
-                "generations": list(keys.values()),
-            },
-        )
+        wanted = {
+            "subscriptions": [k.subscription for k in keys],
+            "partitions": [k.partition for k in keys],
+            "generations": list(keys.values()),
+        }
+        return await self._take(link, _SQL["claim"], self._identity | wanted)
 
     async def renew(self, link: PostgresConnection, leases: Collection[Lease]) -> list[Cursor]:
         """Give the cursors of this relay a new epoch. Return those that it still owned."""
@@ -183,7 +189,7 @@ class Leases:
 
     async def _take(self, link: PostgresConnection, statement: str, parameters: Mapping[str, object]) -> list[Cursor]:
         async with link.transaction() as cursor:
-            await cursor.execute(_SYNC, {"level": self._sync_level})
+            await cursor.execute(_SYNC, {"level": self._settings.sync_level})
             await cursor.execute(statement, parameters)
             rows = await cursor.fetchall()
         cursors = []
@@ -195,37 +201,18 @@ class Leases:
 
     async def release(self, link: PostgresConnection, leases: Collection[Lease]) -> None:
         """Release leases. The next owner can claim immediately and counts no crash."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["release"], {"epochs": [lease.epoch for lease in leases]})
+        await link.fetch(_SQL["release"], {"epochs": [lease.epoch for lease in leases]})
 
     async def assign(
         self, link: PostgresConnection, subscription: int, generation: int, owners: dict[int, str]
     ) -> bool:
         """Store an assignment by the operator. Return False if a newer one is stored already."""
-        async with link.autocommit() as cursor:
-            where = {"subscription": subscription, "generation": generation}
-            await cursor.execute(_SQL["accept"], where)
-            if await cursor.fetchone() is None:
-                return False
-            for partition, relay in sorted(owners.items()):
-                await cursor.execute(_SQL["assign"], {**where, "partition": partition, "relay": relay})
+        where = {"subscription": subscription, "generation": generation}
+        if not await link.fetch(_SQL["accept"], where):
+            return False
+        for partition, relay in sorted(owners.items()):
+            await link.fetch(_SQL["assign"], {**where, "partition": partition, "relay": relay})
         return True
 
     async def request_wakeup(self, link: PostgresConnection, active: bool) -> None:
-        """Enable or disable wake-ups (NOTIFY) from writers."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["request_wakeup"], {**self._identity, "active": active})
-
-    async def horizon(self, link: PostgresConnection) -> str:
-        """Return the transaction id below which writers may not have seen the request for wake-ups."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["horizon"])
-            row = await cursor.fetchone()
-        return str(row[0]) if row else "3"
-
-    async def undecided(self, link: PostgresConnection, horizon: str) -> bool:
-        """Return True if a transaction below the horizon is still open."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["undecided"], {"horizon": horizon})
-            row = await cursor.fetchone()
-        return bool(row and row[0])
+        await link.fetch(_SQL["request_wakeup"], {**self._identity, "active": active})

@@ -46,13 +46,10 @@ class SnapshotWatch:
         self._seen_at = 0.0
 
     async def oldest(self, link: PostgresConnection) -> OldSnapshot:
-        """Return the oldest snapshot of the database."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["holder"])
-            row = await cursor.fetchone()
-        if row is None:
+        rows = await link.fetch(_SQL["holder"])
+        if not rows:
             return OldSnapshot()
-        kind, name, description, since, now = row
+        ((kind, name, description, since, now),) = rows
         if (kind, name) != self._seen:
             self._seen, self._seen_at = (kind, name), self._clock()
         seen_for = timedelta(seconds=self._clock() - self._seen_at)

@@ -78,8 +78,6 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class LastFailure:
-    """The last failure of a parked or dead event."""
-
     reason: str
     error: str
 
@@ -208,8 +206,6 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """Result of one tick."""
-
     lost: frozenset[CursorKey]
     opened: tuple[Opened, ...]
     advanced: tuple[Advanced, ...]
@@ -246,8 +242,6 @@ class RelayPeer:
 
 @dataclass(frozen=True, slots=True)
 class PartitionOwner:
-    """Owner and assigned owner of a cursor."""
-
     key: CursorKey
     owner: str | None
     assigned_to: str | None
@@ -295,27 +289,21 @@ class OutboxStore(Protocol):
 
         Raises ``LeaseLost`` if this relay was declared dead or replaced.
         """
-        ...
 
     def withdraw(self, number: int) -> None:
         """Stop serving a subscription. This relay must deliver none of its partitions any longer."""
-        ...
 
     async def wait_for_notification(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds for a wake-up (NOTIFY) from a writer. Return True if one arrived."""
-        ...
 
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
         """Acquire the cursors that no live relay owns, and return those that were acquired."""
-        ...
 
     async def renew(self, leases: Collection[Lease]) -> list[Cursor]:
         """Give the cursors of this relay a new epoch, and return those that it still owned."""
-        ...
 
     async def release(self, leases: Collection[Lease]) -> None:
         """Release leases, so that another relay can acquire the partitions immediately."""
-        ...
 
     async def tick(
         self, settlements: Sequence[Settlement], groups: Sequence[CursorGroup], measured: Sequence[Measured] = ()
@@ -324,60 +312,48 @@ class OutboxStore(Protocol):
 
         No cursor may be in both ``groups`` and ``measured``.
         """
-        ...
 
     async def measure(self, group: CursorGroup) -> Window | None:
         """Return the bounds of a window that is too large for one read; None if every member lost its lease.
 
         Measuring a backlog of a hundred million events may take minutes. Only the group waits for it.
         """
-        ...
 
     async def read(self, window: Window, members: Sequence[Lease], after: int, *, crash_count: int = 0) -> Chunk:
         """Return the next chunk of an open window after the id ``after``, routed to the members.
 
         ``crash_count`` is the crash count at this position. The higher it is, the smaller the chunk.
         """
-        ...
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
         """Return the keys with parked events, which nothing may overtake, and the number of all parked events."""
-        ...
 
     async def due(self, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
         """Return the due heads of parked keys and the seconds until the next one is due (None if no head waits).
 
         To bound memory, return one event, or as many as fit into ``max_bytes`` including headers.
         """
-        ...
 
     async def queue(self, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
         """Return the first parked events of a key in sending order, with the same limits as ``due``."""
-        ...
 
     async def enable_wakeups(self) -> None:
         """Enable wake-ups (NOTIFY) from writers before this relay becomes idle."""
-        ...
 
     async def disable_wakeups(self) -> None:
         """Disable wake-ups from writers."""
-        ...
 
     async def undecided_writers(self) -> bool:
         """Return True if a transaction open at the last ``enable_wakeups`` is still open.
 
         It may commit without a wake-up.
         """
-        ...
 
     async def close_unused(self) -> None:
         """Close the resources that only an owner of partitions needs. Called when this relay owns none."""
-        ...
 
     async def close(self, *, leave: bool) -> None:
         """Close all connections. If ``leave``, deregister first, so that other relays need not wait for expiry."""
-        ...
 
     async def backlog(self, subscription: int) -> Backlog:
         """Return the backlog of a subscription, from a bounded probe instead of a full count."""
-        ...

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from psycopg import Cursor, sql
 
 from mailboat.model import OutboxEvent
 from mailboat.store.connection import Pipeline, PostgresConnection, Row
-from mailboat.store.fan_out import EVENT_COLUMNS
-from mailboat.store.outbox_store import LastFailure, Lease, Park, Parked, Series, Settlement
+from mailboat.store.outbox_store import Dead, LastFailure, Lease, Park, Parked, Series, Settlement
+from mailboat.store.routing import EVENT_COLUMNS
 from mailboat.store.sql import statements
 from mailboat.store.table import COLUMNS, ROW_BYTES
 
@@ -37,26 +38,20 @@ class ParkedRows:
         key = settlement.lease.key
         where = key._asdict()
         for dead in settlement.dead:
-            pipeline.send(
-                _SQL["insert_dead_letter"],
-                where
-                | dead.event._asdict()
-                | _failure(dead.failure)
-                | {"attempts": dead.attempts, "sequence": dead.sequence, "ordinal": dead.ordinal},
-            )
+            pipeline.send(_SQL["insert_dead_letter"], where | dead.event._asdict() | _columns(dead))
         touched: list[Cursor[Row]] = []
         unparked = [*settlement.unpark, *(d.ordinal for d in settlement.dead if d.ordinal is not None)]
         if unparked:
             touched.append(pipeline.send(_SQL["unpark"], {"subscription": key.subscription, "ordinals": unparked}))
         reparked = [park for park in settlement.park if park.ordinal is not None]
-        touched += [pipeline.send(_SQL["repark"], where | _state(park)) for park in reparked]
+        touched += [pipeline.send(_SQL["repark"], where | _columns(park)) for park in reparked]
         new = [park for park in settlement.park if park.ordinal is None]
         keys = {park.event.key for park in new}
         if touched:
             pipeline.wait()
             keys.update(row[0] for each in touched for row in each.fetchall())
         for park in new:
-            pipeline.send(_SQL["park"], where | park.event._asdict() | _state(park))
+            pipeline.send(_SQL["park"], where | park.event._asdict() | _columns(park))
         keys.update(settlement.arrange)
         keys.discard(None)
         if keys and settlement.ordered:
@@ -65,31 +60,22 @@ class ParkedRows:
             pipeline.send(_SQL["schedule_all"], where)
 
     async def keys(self, link: PostgresConnection, lease: Lease) -> tuple[set[str], int]:
-        """Return the keys that nothing may overtake, and the number of all parked events."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["keys"], lease.key._asdict())
-            keys = {row[0] for row in await cursor.fetchall()}
-            await cursor.execute(_SQL["count"], lease.key._asdict())
-            row = await cursor.fetchone()
-        return keys, row[0] if row else 0
+        where = lease.key._asdict()
+        keys = {key for (key,) in await link.fetch(_SQL["keys"], where)}
+        ((count,),) = await link.fetch(_SQL["count"], where)
+        return keys, count
 
     async def due(
         self, link: PostgresConnection, lease: Lease, limit: int, max_bytes: int
     ) -> tuple[list[Parked], float | None]:
-        """Return the due heads, and the seconds until the next one is due."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_DUE, {**lease.key._asdict(), "limit": limit, "max_bytes": max_bytes})
-            heads = [_parked(row) for row in await cursor.fetchall()]
-            await cursor.execute(_SQL["next_due"], lease.key._asdict())
-            row = await cursor.fetchone()
-        return heads, row[0] if row else None
+        where = lease.key._asdict()
+        heads = await link.fetch(_DUE, {**where, "limit": limit, "max_bytes": max_bytes})
+        ((next_due,),) = await link.fetch(_SQL["next_due"], where)
+        return [_parked(row) for row in heads], next_due
 
     async def queue(self, link: PostgresConnection, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
-        """Return a key's parked events in sending order."""
         parameters = {**lease.key._asdict(), "key": key, "limit": limit, "max_bytes": max_bytes}
-        async with link.autocommit() as cursor:
-            await cursor.execute(_QUEUE, parameters)
-            return [_parked(row) for row in await cursor.fetchall()]
+        return [_parked(row) for row in await link.fetch(_QUEUE, parameters)]
 
 
 def _parked(row: Row) -> Parked:
@@ -100,19 +86,8 @@ def _parked(row: Row) -> Parked:
     return Parked(*values)
 
 
-def _state(park: Park) -> dict[str, Any]:
-    return _failure(park.failure) | {
-        "attempts": park.attempts,
-        "retry_in": park.retry_in,
-        "blocked": park.blocked,
-        "suspect": park.suspect,
-        "pending_dead_letter": park.pending_dead_letter,
-        "sequence": park.sequence,
-        "ordinal": park.ordinal,
-    }
-
-
-def _failure(failure: LastFailure | None) -> dict[str, Any]:
-    if failure is None:
-        return {"reason": None, "error": None}
-    return {"reason": failure.reason, "error": failure.error.replace("\x00", "\\0")[:_ERROR_LIMIT]}
+def _columns(each: Park | Dead) -> dict[str, Any]:
+    """Return the columns of a row except those of the event."""
+    reason = each.failure and each.failure.reason
+    error = each.failure and each.failure.error.replace("\x00", "\\0")[:_ERROR_LIMIT]
+    return asdict(each) | {"reason": reason, "error": error}

@@ -59,6 +59,7 @@ from mailboat.store.windows import Windows
 from mailboat_spec import EventSubscription, Notify, full_name
 
 _SQL = statements("subscription_rows")
+_WAKE_UPS = statements("leases")
 _PLANNER = statements("windows")["planner"]
 _PREPARE_AFTER = 5
 """Executions of a statement on the control after which it is prepared. No thread uses this connection, so the names of
@@ -81,9 +82,7 @@ class PostgresStore:
         """Connections for work, reads and probes, by purpose."""
         self._open_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._measurements = asyncio.Semaphore(MEASUREMENTS_AT_ONCE)
-        self._leases = Leases(
-            me, settings.layout.table, settings.lease_ttl, settings.overdue_after, settings.sync_level
-        )
+        self._leases = Leases(me, settings)
         self._parked_rows = ParkedRows()
         self._query_cache = QueryCache(settings.layout)
         self._windows = Windows(
@@ -96,6 +95,7 @@ class PostgresStore:
         self._pulled: frozenset[str] = frozenset()
         """Names of pull subscriptions. Consumers own their partitions, so this relay claims none of them."""
         self._horizon = "3"
+        """Transaction id below which writers may not have seen the last request for wake-ups."""
         self._joined = False
         self._listens = False
         self._wakeup_requested = False
@@ -154,7 +154,6 @@ class PostgresStore:
         return {number: route.subscription for number, route in routes.items()}
 
     def withdraw(self, number: int) -> None:
-        """Stop serving this subscription."""
         self._serves -= {number}
 
     async def owned_by_others(self, subscriptions: Sequence[EventSubscription], config_version: ConfigVersion) -> bool:
@@ -206,7 +205,6 @@ class PostgresStore:
             await self._leases.release(work, leases)
 
     async def close_unused(self) -> None:
-        """Close all connections except for control, and disable wake-ups. Called when this relay owns no partition."""
         await self._close("work")
         await self._close("read")
         await self._close("probe", at_once=True)
@@ -242,7 +240,7 @@ class PostgresStore:
         work = await self._link("work")
         if self._listens and self._settings.notify is Notify.AUTO:
             await self._request_wakeup(work, True)
-        self._horizon = await self._leases.horizon(work)
+        ((self._horizon,),) = await work.fetch(_WAKE_UPS["horizon"])
 
     async def disable_wakeups(self) -> None:
         if self._wakeup_requested:
@@ -253,7 +251,8 @@ class PostgresStore:
         self._wakeup_requested = active
 
     async def undecided_writers(self) -> bool:
-        return await self._leases.undecided(await self._link("work"), self._horizon)
+        work = await self._link("work")
+        return await work.fetch(_WAKE_UPS["undecided"], {"horizon": self._horizon}) == [(True,)]
 
     async def assign(self, subscription: int, generation: int, owners: dict[int, str]) -> bool:
         """Store an assignment by the operator. Return False if a newer one is stored already."""
@@ -315,8 +314,7 @@ class PostgresStore:
             ):
                 raise DatabaseUnavailable("two connections reached two different servers: a failover is under way")
             if reads_windows and not link.server.pooled:
-                async with link.autocommit() as cursor:
-                    await cursor.execute(_PLANNER)
+                await link.fetch(_PLANNER)
         except BaseException:
             await link.close()
             raise

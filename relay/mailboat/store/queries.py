@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from psycopg import sql
 
 from mailboat.model import OutboxEvent
-from mailboat.store.fan_out import EVENT_COLUMNS, fan_out, fan_out_single
-from mailboat.store.filter_predicates import TRUE, Predicate, any_of, routes
 from mailboat.store.outbox_store import CursorKey, Lease, Subscription
+from mailboat.store.routing import EVENT_COLUMNS, TRUE, Predicate, any_of, fan_out, fan_out_single, routes
 from mailboat.store.sql import statements
 from mailboat.store.table import COLUMNS, ROW_BYTES, TOO_LARGE_COLUMNS, TableLayout
 

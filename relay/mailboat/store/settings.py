@@ -40,8 +40,6 @@ _SYNC_LEVELS = {Durability.COMMITTED: "off", Durability.FLUSHED: "local", Durabi
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Settings of a relay's outbox access."""
-
     layout: TableLayout = field(default_factory=TableLayout)
     durability: Durability = Durability.FLUSHED
     notify: Notify = Notify.AUTO

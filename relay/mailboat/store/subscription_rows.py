@@ -10,6 +10,7 @@ stopped: the progress of a deleted one is kept for ``GRACE``. Later, or after `m
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,21 +19,20 @@ from typing import Any, Final
 
 from psycopg import AsyncCursor, sql
 
-from mailboat.errors import ForeignDatabase
+from mailboat.errors import ConfigError, ForeignDatabase
 from mailboat.store.connection import PostgresConnection, Row
-from mailboat.store.cursor_locks import lock_cursors
-from mailboat.store.filter_predicates import Since, predicate
+from mailboat.store.cursor_changes import lock_cursors, repartition, unsettled_range
 from mailboat.store.outbox_store import Subscription
-from mailboat.store.pull_policy import declare_policy, effective_filter
 from mailboat.store.queries import SubscriptionQuery
-from mailboat.store.repartition import repartition, unsettled_range
+from mailboat.store.routing import Since, effective_filter, like_patterns, predicate
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
-from mailboat_spec import EventSubscription, full_name
+from mailboat_spec import EventSubscription, EventSubscriptionSpec, OnExhausted, Ordering, full_name
 
 log = logging.getLogger(__name__)
 
 _SQL = statements("subscription_rows")
+_PULL = statements("pull_policy")
 GRACE: Final = timedelta(hours=24)
 """Time for which the progress of a deleted subscription is kept."""
 _GRACE: Final = {"grace": GRACE.total_seconds()}
@@ -115,7 +115,7 @@ async def declare(
             generation = await repartition(cursor, layout, link.server, number, spec.partitions, before)
             partitions = spec.partitions
         if not outdated:
-            await declare_policy(cursor, number, name, spec, layout)
+            await _declare_policy(cursor, number, name, spec, layout)
     subscription = Subscription(number, name, partitions, generation, state == "Paused")
     return SubscriptionQuery(subscription, predicate(effective_filter(name, spec), Since(since_time, since_id)))
 
@@ -128,6 +128,47 @@ async def declare_pulled(
     for each in pulled:
         await declare(link, layout, each, may_lay_out=True)
     return [full_name(each) for each in pulled]
+
+
+async def _declare_policy(
+    cursor: AsyncCursor[Row], number: int, name: str, spec: EventSubscriptionSpec, layout: TableLayout
+) -> None:
+    """Store the policy that ``mailboat.pull`` reads, or delete it if the subscription is no longer pulled.
+
+    The row holds all settings of the manifest, so that consumers in any language need only a database connection.
+    """
+    if spec.sink.pull is None:
+        await cursor.execute(_PULL["withdraw"], {"subscription_id": number})
+        return
+    if layout.columns and spec.sink.pull.emit_dead_letters:
+        raise ConfigError(
+            f"EventSubscription {name}: spec.sink.pull.emitDeadLetters needs an outbox with Mailboat's own columns, and"
+            f" the columns of {layout.table} are mapped. Remove it: dead letters are kept in mailboat.dead_letters."
+        )
+    delivery, tags = spec.delivery, effective_filter(name, spec).tags
+    policy = {
+        "subscription_id": number,
+        "columns": json.dumps(dict(layout.columns)),
+        "event_types": like_patterns(spec.filter.event_types),
+        "aggregate_types": like_patterns(spec.filter.aggregate_types),
+        "tags_all": list(tags.all_of) or None,
+        "tags_any": list(tags.any_of) or None,
+        "tags_none": list(tags.none_of) or None,
+        "ordered": spec.ordering is Ordering.KEY,
+        "batch_size": spec.batch_size,
+        "group_by": list(delivery.group_by),
+        "max_group": delivery.max_group,
+        "max_attempts": spec.max_attempts,
+        "backoff_initial": delivery.backoff.initial.seconds,
+        "backoff_factor": delivery.backoff.factor,
+        "backoff_max": delivery.backoff.max.seconds,
+        "backoff_jitter": delivery.backoff.jitter,
+        "block_when_exhausted": delivery.on_exhausted is OnExhausted.BLOCK,
+        "emit_dead_letters": spec.sink.pull.emit_dead_letters,
+        "no_handler": delivery.no_handler.value,
+    }
+    await cursor.execute(_PULL["declare"], policy)
+    await cursor.execute(_PULL["create_functions"], {"subscription_id": number})
 
 
 async def _find(cursor: AsyncCursor[Row], parameters: dict[str, Any]) -> Row | None:
@@ -143,11 +184,8 @@ async def _clear(cursor: AsyncCursor[Row], number: int) -> None:
 
 async def refuse_foreign_cursors(link: PostgresConnection, numbers: list[int]) -> None:
     """Raise ``ForeignDatabase`` if cursors were written in another database: a person must decide."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(
-            _SQL["foreign_cursors"], {"numbers": numbers, "system_identifier": link.server.system_identifier}
-        )
-        names = [row[0] for row in await cursor.fetchall()]
+    where = {"numbers": numbers, "system_identifier": link.server.system_identifier}
+    names = [name for (name,) in await link.fetch(_SQL["foreign_cursors"], where)]
     if names:
         raise ForeignDatabase(
             f"the cursors of {', '.join(sorted(names))} were written in another database: this one is a restored"
@@ -165,20 +203,15 @@ async def owned_by_others(
 ) -> bool:
     """Return True if repartitioning now would revoke partitions of other relays, which may have batches in flight."""
     where = {"outbox": outbox, "relay": relay, "version": config_version.version}
-    async with link.autocommit() as cursor:
-        for each in declared:
-            named = {"name": full_name(each), "partitions": each.spec.partitions}
-            await cursor.execute(_SQL["owned_by_others"], where | named)
-            row = await cursor.fetchone()
-            if row is not None and row[0]:
-                return True
+    for each in declared:
+        named = {"name": full_name(each), "partitions": each.spec.partitions}
+        if await link.fetch(_SQL["owned_by_others"], where | named) == [(True,)]:
+            return True
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class RetireResult:
-    """Result of retiring the subscriptions that a configuration no longer contains."""
-
     retired: tuple[str, ...]
     awaited: tuple[str, ...]
     """Not retired yet, because a relay with an older configuration still serves them."""
@@ -204,10 +237,7 @@ async def retire_removed(
     }
     retired: list[str] = []
     awaited: list[str] = []
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["gone"], where)
-        removed = await cursor.fetchall()
-    for number, name, served in removed:
+    for number, name, served in await link.fetch(_SQL["gone"], where):
         if served:
             awaited.append(name)
             continue
@@ -223,10 +253,7 @@ async def retire_removed(
 async def clear_expired(link: PostgresConnection, outbox: str) -> list[str]:
     """Delete progress and parked events of subscriptions deleted longer than ``GRACE`` ago. Their dead letters stay."""
     cleared = []
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["expired"], {"outbox": outbox, **_GRACE})
-        found = await cursor.fetchall()
-    for number, name in found:
+    for number, name in await link.fetch(_SQL["expired"], {"outbox": outbox, **_GRACE}):
         async with link.transaction() as cursor:
             await cursor.execute(_SQL["lock_expired"], {"id": number, **_GRACE})
             if await cursor.fetchone() is not None:

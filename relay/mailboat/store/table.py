@@ -91,7 +91,6 @@ class TableLayout:
 
     @property
     def outbox(self) -> sql.Composable:
-        """The quoted table name."""
         return sql.Identifier(*self.table.split("."))
 
     @property

@@ -20,8 +20,6 @@ _DOCUMENTS: Final = ("jsonb", "json", *_TEXT)
 
 
 class Present(NamedTuple):
-    """An existing column."""
-
     kind: str
     default: str
     """Expression of the default, or of a generated column."""

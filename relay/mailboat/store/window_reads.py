@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from psycopg import Cursor
 
@@ -23,16 +23,6 @@ from mailboat.store.settings import ReadLimits
 from mailboat.store.sql import statements
 
 _SQL = statements("windows")
-
-
-class _Ahead(NamedTuple):
-    """Bounds of the next chunk of a large window."""
-
-    reach: int | None
-    """The id up to which to read; None if no rows are left."""
-    bytes: int
-    last: bool
-    """True if the window ends there."""
 
 
 class WindowReads:
@@ -117,16 +107,20 @@ class WindowReads:
         if after < walk_from:
             return lambda: bounded(found.fetchall(), walk_from, last=False)
         where["epoch"] = reader.epoch
-        ahead = self._reach(pipeline, composed, found, where)
-        if ahead.reach is None:
+        reach, size, last = self._reach(pipeline, composed, found, where)
+        if reach is None:
             return lambda: chunk((), after, last=True)
-        statement = composed.large_window[ChunkKind(bool(window.carry_over), ahead.bytes > limits.row_bytes)]
-        found = pipeline.send(statement, {**where, "reach": ahead.reach, "bytes": str(ahead.bytes)})
-        return lambda: chunk(found.fetchall(), ahead.reach or after, last=ahead.last)
+        statement = composed.large_window[ChunkKind(bool(window.carry_over), size > limits.row_bytes)]
+        found = pipeline.send(statement, {**where, "reach": reach, "bytes": str(size)})
+        return lambda: chunk(found.fetchall(), reach, last=last)
 
     def _reach(
         self, pipeline: Pipeline, composed: ComposedQueries, found: Cursor[Row], where: dict[str, Any]
-    ) -> _Ahead:
+    ) -> tuple[int | None, int, bool]:
+        """Return the id up to which the next chunk reaches, its size in bytes, and whether the window ends there.
+
+        Without an id, no rows are left.
+        """
         reach, rows, size = found.fetchone() or (None, 0, 0)
         last = rows < where["limit"]
         if size > where["max_bytes"]:
@@ -137,7 +131,7 @@ class WindowReads:
             self._rows_ahead = 2 * rows
         else:
             self._rows_ahead = min(2 * self._rows_ahead, sys.maxsize)
-        return _Ahead(reach, size, last)
+        return reach, size, last
 
 
 def _query(

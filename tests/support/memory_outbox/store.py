@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, LeaseLost
 from mailboat.model import event_bytes
-from mailboat.store.heartbeats import Heartbeat, Heartbeats
+from mailboat.store.leases import Heartbeat, Heartbeats
 from mailboat.store.outbox_store import (
     Advanced,
     Backlog,

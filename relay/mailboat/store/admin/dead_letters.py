@@ -10,21 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from mailboat.store.admin.selection import (
-    Match,
-    WholeRow,
-    by_partition,
-    fetch,
-    hold_cursor,
-    matching,
-    requeue,
-    wake,
-    whole_rows,
-)
+from mailboat.store.admin.selection import Match, by_partition, hold_cursor, matching, requeue, wake, whole_rows
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.sql import statements
 
@@ -74,20 +64,17 @@ class ReplayPlan:
     replay: tuple[Candidate, ...]
     waiting: tuple[Candidate, ...]
     """Parked already, so they will be sent without a replay."""
-    superseded: tuple[Candidate, ...]
-    """The same event has a later dead letter, which is replayed instead."""
     orphaned: tuple[Candidate, ...] = ()
     """Dead letters of deleted subscriptions. They are kept for a later subscription of the same name."""
 
 
 def plan(candidates: Sequence[Candidate]) -> ReplayPlan:
-    """Sort the candidates so that no event is replayed twice. Their order is kept."""
+    """Sort the candidates. Of several dead letters of one event, only the last is replayed. Their order is kept."""
     last = {(each.subscription_id, each.event_id): each.dead_id for each in sorted(candidates)}
     fresh = [each for each in candidates if not each.waits and not each.deleted]
     return ReplayPlan(
         tuple(each for each in fresh if last[each.subscription_id, each.event_id] == each.dead_id),
         tuple(each for each in candidates if each.waits and not each.deleted),
-        tuple(each for each in fresh if last[each.subscription_id, each.event_id] != each.dead_id),
         tuple(each for each in candidates if each.deleted),
     )
 
@@ -99,18 +86,18 @@ def _dead(name: str) -> sql.Composed:
 async def list_dead(link: PostgresConnection, match: Match, *, replayed: bool, limit: int | None) -> list[DeadLetter]:
     """Return the newest ``limit`` dead letters, oldest first."""
     where = {**asdict(match), "replayed": replayed, "limit": limit}
-    return [DeadLetter._make(row) for row in await fetch(link, _dead("dead"), where)]
+    return [DeadLetter._make(row) for row in await link.fetch(_dead("dead"), where)]
 
 
-async def show_dead(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeRow]:
+async def show_dead(link: PostgresConnection, match: Match, *, limit: int) -> list[dict[str, Any]]:
     """Return dead letters with all columns, including replayed ones. ``document``: the dead letter as JSON."""
-    return await whole_rows(link, _dead("dead_whole"), {**asdict(match), "limit": limit})
+    return await whole_rows(link, _dead("dead_whole"), match, limit)
 
 
 async def candidates(link: PostgresConnection, match: Match, *, replayed: bool, limit: int | None) -> list[Candidate]:
     """Return the dead letters that could be replayed, in replay order."""
     where = {**asdict(match), "replayed": replayed, "limit": limit}
-    return [Candidate._make(row) for row in await fetch(link, _dead("candidates"), where)]
+    return [Candidate._make(row) for row in await link.fetch(_dead("candidates"), where)]
 
 
 async def replay(

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from psycopg import sql
 
-from mailboat.store.admin.selection import fetch
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.filter_predicates import TRUE, Predicate, Since, predicate
-from mailboat.store.pull_policy import effective_filter
+from mailboat.store.routing import TRUE, Since, effective_filter, predicate
 from mailboat.store.sql import statements
 from mailboat.store.subscription_rows import GRACE
 from mailboat.store.table import TableLayout
@@ -32,7 +29,7 @@ class KnownSubscription:
     since: Since
     paused_reason: str | None
     owners: dict[int, str]
-    """Partition -> live relay that owns it."""
+    """Live relays that own partitions, by partition."""
     served: bool
     """Whether a live relay has the subscription in its manifests."""
     parked_error: str | None
@@ -44,8 +41,6 @@ class KnownSubscription:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Backlog of a subscription."""
-
     lag: int
     bounded: bool
     oldest_age: float | None
@@ -53,17 +48,9 @@ class Waiting:
     dead: int
 
 
-@dataclass(frozen=True, slots=True)
-class KnownRelay:
-    """A live relay and the address it listens on (empty if none)."""
-
-    id: str
-    address: str
-
-
 async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[KnownSubscription]:
     """Return all subscriptions of an outbox, including those without a manifest."""
-    rows = await fetch(link, _SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
+    rows = await link.fetch(_SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
     return [
         KnownSubscription(
             number, name, state, partitions, Since(time, position), reason, {int(n): owners[n] for n in owners}, *rest
@@ -72,14 +59,14 @@ async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[Kno
     ]
 
 
-async def known_relays(link: PostgresConnection, outbox: str) -> list[KnownRelay]:
-    """Return the live relays."""
-    return [KnownRelay(*row) for row in await fetch(link, _SQL["relays"], {"outbox": outbox})]
+async def relay_addresses(link: PostgresConnection, outbox: str) -> list[str]:
+    """Return the addresses that live relays listen on, each once."""
+    return [address for (address,) in await link.fetch(_SQL["addresses"], {"outbox": outbox})]
 
 
 async def relays_serving(link: PostgresConnection, outbox: str, name: str) -> list[str]:
     """Return the live relays that serve this subscription. They would recreate it at once if it were deleted."""
-    return [relay for (relay,) in await fetch(link, _SQL["serving"], {"outbox": outbox, "name": name})]
+    return [relay for (relay,) in await link.fetch(_SQL["serving"], {"outbox": outbox, "name": name})]
 
 
 async def waiting(
@@ -94,14 +81,10 @@ async def waiting(
 
     Without a manifest the filter is unknown, and all events count.
     """
-    parameters: dict[str, Any] = {
-        "subscription": subscription.number,
-        "partitions": subscription.partitions,
-        "bound": bound,
-    }
-    statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(
-        rows=layout.rows, wanted=_filter_predicate(subscription, manifests)
-    )
+    parameters = {"subscription": subscription.number, "partitions": subscription.partitions, "bound": bound}
+    manifest = next((each for each in manifests if full_name(each) == subscription.name), None)
+    wanted = predicate(effective_filter(subscription.name, manifest.spec), subscription.since) if manifest else TRUE
+    statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(rows=layout.rows, wanted=wanted)
     async with link.transaction() as cursor:
         await cursor.execute(_SQL["planner"])
         await cursor.execute(statement, parameters)
@@ -119,23 +102,12 @@ async def waiting(
     )
 
 
-def _filter_predicate(subscription: KnownSubscription, manifests: Iterable[EventSubscription]) -> Predicate:
-    for manifest in manifests:
-        if full_name(manifest) == subscription.name:
-            return predicate(effective_filter(subscription.name, manifest.spec), subscription.since)
-    return TRUE
-
-
 async def set_state(link: PostgresConnection, outbox: str, name: str, state: str, reason: str | None) -> bool:
     """Pause or resume a subscription. Relays apply the state at their next heartbeat. Return False if it is unknown."""
     values = {"outbox": outbox, "name": name, "state": state, "reason": reason}
-    async with link.transaction() as cursor:
-        await cursor.execute(_SUBSCRIPTIONS["set_state"], values)
-        return await cursor.fetchone() is not None
+    return bool(await link.fetch(_SUBSCRIPTIONS["set_state"], values))
 
 
 async def forget(link: PostgresConnection, outbox: str, name: str) -> bool:
     """Delete a subscription with its cursors, parked events and dead letters. Return False if it does not exist."""
-    async with link.transaction() as cursor:
-        await cursor.execute(_SUBSCRIPTIONS["forget"], {"outbox": outbox, "name": name})
-        return await cursor.fetchone() is not None
+    return bool(await link.fetch(_SUBSCRIPTIONS["forget"], {"outbox": outbox, "name": name}))

@@ -9,21 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from mailboat.store.admin.selection import (
-    Match,
-    WholeRow,
-    by_partition,
-    fetch,
-    holding_cursor,
-    matching,
-    requeue,
-    wake,
-    whole_rows,
-)
+from mailboat.store.admin.selection import Match, by_partition, hold_cursor, matching, requeue, wake, whole_rows
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.parked_rows import QUEUE_ORDER, SERIES
 from mailboat.store.sql import statements
@@ -59,8 +49,6 @@ class ParkedEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """Result of a retry."""
-
     heads: int
     unblocked: int
     """Number of heads that were blocked. Their attempts restart at 0."""
@@ -69,12 +57,11 @@ class Retried:
 async def list_parked(link: PostgresConnection, match: Match, *, behind: bool, limit: int | None) -> list[ParkedEvent]:
     """Return the heads; with ``behind``, also the events that wait behind them."""
     where = {**asdict(match), "behind": behind, "limit": limit}
-    return [ParkedEvent._make(row) for row in await fetch(link, _parked("parked"), where)]
+    return [ParkedEvent._make(row) for row in await link.fetch(_parked("parked"), where)]
 
 
-async def show_parked(link: PostgresConnection, match: Match, *, limit: int) -> list[WholeRow]:
-    """Return parked events with all columns."""
-    return await whole_rows(link, _parked("parked_whole"), {**asdict(match), "limit": limit})
+async def show_parked(link: PostgresConnection, match: Match, *, limit: int) -> list[dict[str, Any]]:
+    return await whole_rows(link, _parked("parked_whole"), match, limit)
 
 
 async def retry(
@@ -89,7 +76,8 @@ async def retry(
         ordered = group[0].subscription not in unordered
         keys = list({each.key for each in group if each.key is not None}) if ordered else []
         ordinals = [each.ordinal for each in group if each.key is None or not ordered]
-        async with holding_cursor(link, where) as cursor:
+        async with link.transaction() as cursor:
+            await hold_cursor(cursor, where)
             await cursor.execute(_RETRY, {**where, "keys": keys, "ordinals": ordinals, "ordered": ordered})
             rows = await cursor.fetchall()
         heads += len(rows)
@@ -104,7 +92,8 @@ async def drop(
     """Turn these events into dead letters and return their number. Events that waited behind them continue."""
     dropped = 0
     for where, group in by_partition(chosen, at_once=_AT_ONCE):
-        async with holding_cursor(link, where) as cursor:
+        async with link.transaction() as cursor:
+            await hold_cursor(cursor, where)
             await cursor.execute(_DROP, {**where, "ordinals": [each.ordinal for each in group]})
             rows = await cursor.fetchall()
             if group[0].subscription not in unordered:

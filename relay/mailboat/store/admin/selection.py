@@ -6,12 +6,11 @@ the partition's cursor to exclude the owner, and keeps the invariant that the ow
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from itertools import groupby
-from typing import Any, LiteralString, Protocol, TypedDict, TypeVar
+from typing import Any, LiteralString, Protocol, TypeVar
 
 from psycopg import AsyncCursor, sql
 
@@ -46,16 +45,7 @@ class Match:
         return any(value is not None for name, value in asdict(self).items() if name != "outbox")
 
 
-class Where(TypedDict):
-    """Statement parameters that identify a partition."""
-
-    subscription: int
-    partition: int
-
-
 class Placed(Protocol):
-    """A row that belongs to a partition."""
-
     @property
     def subscription_id(self) -> int: ...
 
@@ -63,9 +53,8 @@ class Placed(Protocol):
     def partition(self) -> int: ...
 
 
-Statement = LiteralString | sql.Composed
-WholeRow = dict[str, Any]
-"""All columns of a row by name, in the order in which a command prints them."""
+Where = dict[str, int]
+"""Statement parameters that identify a partition."""
 PlacedT = TypeVar("PlacedT", bound=Placed)
 
 
@@ -75,51 +64,32 @@ def matching(statement: LiteralString, number: str, time: str, **parts: sql.Comp
     return sql.SQL(statement).format(matching=condition, **parts)
 
 
-async def fetch(link: PostgresConnection, statement: Statement, parameters: Mapping[str, object]) -> list[Row]:
-    """Return the rows of a single statement."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(statement, parameters)
-        return await cursor.fetchall()
-
-
 async def whole_rows(
-    link: PostgresConnection, statement: sql.Composed, parameters: Mapping[str, object]
-) -> list[WholeRow]:
-    """Return the result of a statement as rows with names."""
+    link: PostgresConnection, statement: sql.Composed, match: Match, limit: int
+) -> list[dict[str, Any]]:
+    """Return the selected rows with all columns by name, in the order in which a command prints them."""
     async with link.autocommit() as cursor:
-        await cursor.execute(statement, parameters)
+        await cursor.execute(statement, {**asdict(match), "limit": limit})
         names = [column.name for column in cursor.description or ()]
         return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
 
 
 def by_partition(chosen: Sequence[PlacedT], *, at_once: int) -> Iterator[tuple[Where, list[PlacedT]]]:
     """Yield the rows by partition, at most ``at_once`` at a time, in the given order."""
-
-    def partition(each: PlacedT) -> tuple[int, int]:
-        return each.subscription_id, each.partition
-
-    for (subscription, number), group in groupby(sorted(chosen, key=partition), key=partition):
-        rows = list(group)
+    partitions: dict[tuple[int, int], list[PlacedT]] = defaultdict(list)
+    for each in chosen:
+        partitions[each.subscription_id, each.partition].append(each)
+    for subscription, partition in sorted(partitions):
+        rows = partitions[subscription, partition]
         for start in range(0, len(rows), at_once):
-            yield Where(subscription=subscription, partition=number), rows[start : start + at_once]
-
-
-@asynccontextmanager
-async def holding_cursor(link: PostgresConnection, where: Where) -> AsyncIterator[AsyncCursor[Row]]:
-    """Run a transaction that excludes other changes to parked events of the partition.
-
-    If the partition no longer exists, nothing is locked, and there are no parked events. Callers that add parked events
-    must check the result of ``hold_cursor``.
-    """
-    async with link.transaction() as cursor:
-        await hold_cursor(cursor, where)
-        yield cursor
+            yield {"subscription": subscription, "partition": partition}, rows[start : start + at_once]
 
 
 async def hold_cursor(cursor: AsyncCursor[Row], where: Where) -> bool:
-    """Lock the partition's cursor until the transaction ends. Return False if it no longer exists.
+    """Lock the partition's cursor until the transaction ends, which excludes other changes to its parked events.
 
-    If repartitioning deletes the cursor during the wait for its lock, the statement returns no row, although a new
+    Return False if the partition no longer exists. It has no parked events then, and none must be added. If
+    repartitioning deletes the cursor during the wait for its lock, the statement returns no row, although a new
     cursor replaced it. A second statement finds the new cursor.
     """
     for _ in range(2):
@@ -136,4 +106,4 @@ async def requeue(cursor: AsyncCursor[Row], where: Where, keys: Iterable[str | N
 
 async def wake(link: PostgresConnection, outbox: str) -> None:
     """Notify idle relays, so that they poll immediately."""
-    await fetch(link, _SQL["wake"], {"outbox": outbox})
+    await link.fetch(_SQL["wake"], {"outbox": outbox})

@@ -1,9 +1,8 @@
 """Migration of a database to the schema that this version of Mailboat needs.
 
-This module owns only the ledger ``mailboat.migrations``. The schema is defined in ``migrations/``: a step is a
-numbered file, or a numbered folder of files that are applied in the order of their names. It is never changed once
-released. A run is one transaction under a lock on the ledger, so any number of relays may start at once, and a relay
-that dies during a run leaves nothing behind.
+``migrations/`` defines the schema, and this module owns the ledger ``mailboat.migrations``. A step is a numbered file,
+or a numbered folder of files that are applied in the order of their names. A run is one transaction under a lock on the
+ledger, so any number of relays may start at once, and a relay that dies during a run leaves nothing behind.
 
 A run first checks without a lock whether steps are pending. If none are, it takes no lock and writes at most missing
 time partitions, so that relays can reconnect while another process migrates or holds the lock. The wait for the lock is
@@ -15,18 +14,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from importlib.resources.abc import Traversable
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from psycopg.rows import dict_row, tuple_row
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
-from mailboat.store.connection import PostgresConnection
+from mailboat.store.connection import PostgresConnection, Row
 from mailboat.store.sql import statements
 from mailboat_spec.redaction import primary_message
 
@@ -62,18 +60,7 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
-    """One step as recorded in the database."""
-
-    version: int
-    name: str
-    checksum: str
-
-
-@dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """Result of a run."""
-
     outbox: str
     """The outbox's name as spelled by Postgres, by which cursors and subscriptions refer to it."""
     applied: tuple[str, ...]
@@ -94,50 +81,45 @@ class MigrationReport:
 def known_migrations() -> tuple[Migration, ...]:
     """Return the steps of this version of Mailboat, in order."""
     folder = resources.files("mailboat.store.schema") / "migrations"
-    found = (
-        Migration(int(match[1]), entry.name, _script(entry))
-        for entry in folder.iterdir()
-        if (match := _STEP.match(entry.name))
-    )
-    return tuple(sorted(found, key=lambda migration: migration.version))
+    found = []
+    for step in sorted(folder.iterdir(), key=lambda step: step.name):
+        if match := _STEP.match(step.name):
+            files = sorted(step.iterdir(), key=lambda file: file.name) if step.is_dir() else [step]
+            script = "\n".join(file.read_text(encoding="utf-8") for file in files)
+            found.append(Migration(int(match[1]), step.name, script))
+    return tuple(found)
 
 
-def _script(step: Traversable) -> str:
-    files = sorted(step.iterdir(), key=lambda file: file.name) if step.is_dir() else [step]
-    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+def pending(migrations: Sequence[Migration], applied: Iterable[Row]) -> tuple[Migration, ...]:
+    """Return the steps left to apply. ``applied``: version, name and checksum of each step in the ledger.
 
-
-def pending(migrations: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Migration, ...]:
-    """Return the steps left to apply. Raises SchemaMismatch if the ledger does not match this version's steps."""
-    by_version = {migration.version: migration for migration in migrations}
-    for step in applied:
-        bundled = by_version.get(step.version)
+    Raises `SchemaMismatch` if the ledger does not match this version's steps.
+    """
+    left = {migration.version: migration for migration in migrations}
+    newest = max(left, default=0)
+    for version, name, checksum in applied:
+        bundled = left.pop(version, None)
         if bundled is None:
             raise SchemaMismatch(
-                f"The database has migration {step.name}, which this version of Mailboat does not know (it knows up to"
-                f" {max(by_version, default=0):04d}). A newer Mailboat was here: upgrade this one."
+                f"The database has migration {name}, which this version of Mailboat does not know (it knows up to"
+                f" {newest:04d}). A newer version of Mailboat migrated it: upgrade this one."
             )
-        if bundled.checksum != step.checksum:
+        if bundled.checksum != checksum:
             raise SchemaMismatch(
-                f"Migration {step.name} was applied to this database with another content than {bundled.name} has in"
+                f"Migration {name} was applied to this database with another content than {bundled.name} has in"
                 " this version of Mailboat. If an unreleased version applied it, create the database again; otherwise"
                 " use the version that applied it, or a later one."
             )
-    done = {step.version for step in applied}
-    return tuple(migration for migration in migrations if migration.version not in done)
-
-
-def _ignore(_: str) -> None:
-    """Ignore a progress message."""
+    return tuple(left.values())
 
 
 async def migrate(
-    connection: psycopg.AsyncConnection[object],
+    connection: psycopg.AsyncConnection[Any],
     outbox_table: str,
     *,
     deadline: float | None = None,
-    waits: Callable[[str], None] = _ignore,
-    begins: Callable[[str], None] = _ignore,
+    waits: Callable[[str], None] = lambda _: None,
+    begins: Callable[[str], None] = lambda _: None,
 ) -> MigrationReport:
     """Apply the pending steps and make ``outbox_table`` an outbox, in one transaction.
 
@@ -158,8 +140,9 @@ async def migrate(
                     facts = await _facts(connection)
                     _refuse_encoding(facts["database"], facts["encoding"])
                     if facts["ledger"] and await _is_made(cursor, outbox_table):
-                        return await _supplied(cursor, outbox_table)
-                    await _lock(cursor, ledger=bool(facts["ledger"]))
+                        await cursor.execute(_SQL["ensure_partitions"], {"outbox": outbox_table})
+                        return MigrationReport(outbox_table, (), await _missing_roles(cursor))
+                    await _lock(cursor, ledger=facts["ledger"])
                     return await _migrate(cursor, outbox_table, timeout, begins)
             except _Locked:
                 async with asyncio.timeout(deadline):
@@ -176,7 +159,7 @@ async def migrate(
             " --sql` prints to one, and let the relay use `manageSchema: false`."
         ) from error
     except psycopg.OperationalError as error:
-        raise DatabaseUnavailable(f"The database went away during the migration: {_sentence(error)}.") from error
+        raise DatabaseUnavailable(f"The connection was lost during the migration: {_sentence(error)}.") from error
     except psycopg.Error as error:
         raise SchemaMismatch(f"The migration failed and was rolled back: {_sentence(error)}.") from error
 
@@ -185,20 +168,20 @@ class _Locked(Exception):
     """Another migration is under way, or has just ended."""
 
 
-_Cursor = psycopg.AsyncCursor[tuple[object, ...]]
+_Cursor = psycopg.AsyncCursor[Row]
 
 
 async def _is_made(cursor: _Cursor, outbox_table: str) -> bool:
     """Return True if nothing is left to do but to create time partitions."""
-    if pending(known_migrations(), await _applied(cursor)):
+    if await _pending(cursor):
         return False
     await cursor.execute(_SQL["made"], {"outbox": outbox_table})
     return await cursor.fetchone() == (True,)
 
 
-async def _supplied(cursor: _Cursor, outbox_table: str) -> MigrationReport:
-    await cursor.execute(_SQL["ensure_partitions"], {"outbox": outbox_table})
-    return MigrationReport(outbox_table, (), await _missing_roles(cursor))
+async def _pending(cursor: _Cursor) -> tuple[Migration, ...]:
+    await cursor.execute(_SQL["applied"])
+    return pending(known_migrations(), await cursor.fetchall())
 
 
 async def _lock(cursor: _Cursor, *, ledger: bool) -> None:
@@ -211,7 +194,7 @@ async def _lock(cursor: _Cursor, *, ledger: bool) -> None:
     await cursor.execute(_SQL["lock_timeout"], {"timeout": "0"})
 
 
-async def _holder(connection: psycopg.AsyncConnection[object]) -> str | None:
+async def _holder(connection: psycopg.AsyncConnection[Any]) -> str | None:
     async with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
         await cursor.execute(_SQL["lock_holder"])
         row = await cursor.fetchone()
@@ -221,7 +204,7 @@ async def _holder(connection: psycopg.AsyncConnection[object]) -> str | None:
 async def _migrate(
     cursor: _Cursor, outbox_table: str, timeout: asyncio.Timeout, begins: Callable[[str], None]
 ) -> MigrationReport:
-    steps = pending(known_migrations(), await _applied(cursor))
+    steps = await _pending(cursor)
     for step in steps:
         timeout.reschedule(None)
         begins(step.name)
@@ -233,33 +216,25 @@ async def _migrate(
     (outbox,) = await cursor.fetchone() or (outbox_table,)
     if outbox != outbox_table:
         raise SchemaMismatch(f"spec.outbox.table: {outbox}: {RESERVED}. Nothing was changed: choose another name.")
-    return MigrationReport(str(outbox), tuple(step.name for step in steps), await _missing_roles(cursor))
-
-
-async def _applied(cursor: _Cursor) -> list[Applied]:
-    await cursor.execute(_SQL["applied"])
-    return [Applied(int(str(version)), str(name), str(checksum)) for version, name, checksum in await cursor.fetchall()]
+    return MigrationReport(outbox, tuple(step.name for step in steps), await _missing_roles(cursor))
 
 
 async def _missing_roles(cursor: _Cursor) -> tuple[str, ...]:
     await cursor.execute(_SQL["missing_roles"])
-    return tuple(str(role) for (role,) in await cursor.fetchall())
+    return tuple(role for (role,) in await cursor.fetchall())
 
 
 async def pending_migrations(link: PostgresConnection) -> tuple[Migration, ...]:
     """Return the steps that ``mailboat migrate`` would apply. Raises ``SchemaMismatch`` as `pending` does."""
-    async with link.autocommit() as cursor:
-        await cursor.execute(_SQL["facts"])
-        _, ledger, *_ = await cursor.fetchone() or (False, False)
-        return pending(known_migrations(), await _applied(cursor) if ledger else [])
+    ((_, ledger, *_),) = await link.fetch(_SQL["facts"])
+    return pending(known_migrations(), await link.fetch(_SQL["applied"]) if ledger else [])
 
 
 class MigrationScript:
-    """Migrations as scripts, for databases with an externally managed schema (``manageSchema: false``).
+    """Migrations as scripts for an administrator, for databases with ``manageSchema: false``.
 
-    A script does the same as ``migrate``, in the same order and in one transaction. An administrator can review and run
-    it. Scripts for several outboxes are to be run in order: the first one for a database migrates its schema.
-    User-defined outbox tables are left to ``verify``, which reports what they lack.
+    A script does the same as ``migrate``, in the same order and in one transaction. Scripts for several outboxes are to
+    be run in order: the first one for a database migrates its schema. ``verify`` reports what existing tables lack.
     """
 
     def __init__(self) -> None:
@@ -267,15 +242,12 @@ class MigrationScript:
 
     async def script(self, link: PostgresConnection, outbox: str) -> str:
         """Return the script with all pending changes; empty if there are none."""
-        async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["facts"])
-            _, ledger, database, encoding, _ = await cursor.fetchone() or (False, False, "", "", "")
-            await cursor.execute(_SQL["outbox"], {"outbox": outbox})
-            name, exists = await cursor.fetchone() or (outbox, False)
+        ((_, ledger, database, encoding, _),) = await link.fetch(_SQL["facts"])
+        ((name, exists),) = await link.fetch(_SQL["outbox"], {"outbox": outbox})
         _refuse_encoding(database, encoding)
         if name != outbox:
             raise SchemaMismatch(f"spec.outbox.table: {name}: {RESERVED}. Choose another name.")
-        this_one = (link.server.system_identifier, str(database))
+        this_one = (link.server.system_identifier, database)
         steps = () if this_one in self._migrated else await pending_migrations(link)
         self._migrated.add(this_one)
         literal = psycopg.AsyncClientCursor(link.connection)
@@ -294,7 +266,7 @@ class MigrationScript:
         return "\n\n".join(part if part.endswith(";") else f"{part};" for part in whole)
 
 
-def _refuse_encoding(database: object, encoding: object) -> None:
+def _refuse_encoding(database: str, encoding: str) -> None:
     """Raise `SchemaMismatch` if the encoding is not UTF-8: texts of events could not be read."""
     if encoding != "UTF8":
         raise SchemaMismatch(
@@ -303,7 +275,7 @@ def _refuse_encoding(database: object, encoding: object) -> None:
         )
 
 
-async def _facts(connection: psycopg.AsyncConnection[object]) -> Mapping[str, object]:
+async def _facts(connection: psycopg.AsyncConnection[Any]) -> Mapping[str, Any]:
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(_SQL["facts"])
         facts = await cursor.fetchone() or {}

@@ -44,8 +44,6 @@ Connection = psycopg.AsyncConnection[Any]
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """Supply of an outbox with time partitions."""
-
     made: int
     days_ahead: float | None
     """Days from now that are covered without a gap. A writer without a partition fails: below 7 needs attention.
@@ -102,15 +100,12 @@ class Lost:
 
 @dataclass(slots=True)
 class RetentionReport:
-    """Result for the expired partitions."""
-
     dropped: tuple[str, ...] = ()
     blocked: tuple[Blocked, ...] = ()
     lost: tuple[Lost, ...] = ()
 
 
 async def server_time(connection: Connection) -> datetime:
-    """Return the server's time, which also timestamps events."""
     now: datetime = await _value(connection, "now")
     return now
 
@@ -193,10 +188,9 @@ async def drop_expired(
 
 @dataclass(slots=True)
 class _Sweep:
-    """One call of `drop_expired`."""
-
     connection: Connection
     outbox: str
+    """The name as quoted by Postgres, like the names of partitions."""
     rows: sql.Composable
     older_than: datetime
     now: datetime
@@ -207,8 +201,7 @@ class _Sweep:
     found: RetentionReport
 
     async def run(self) -> None:
-        found = await self._rows("partitions", outbox=self.outbox, mark=_MARK)
-        partitions = [TimePartition(*row) for row in found]
+        partitions = [TimePartition(*row) for row in await self._rows("partitions", outbox=self.outbox, mark=_MARK)]
         for partition in partitions:
             if partition.pending and not await self._finish(partition):
                 return  # Postgres allows one pending detach at a time
@@ -236,7 +229,10 @@ class _Sweep:
                 if await self._rows("over", upper=partition.upper) != [(True,)]:
                     return False  # the clock was set back, or this is another server after a failover
                 if regardless:
-                    await self._count_losses(partition)
+                    where = {"outbox": self.outbox, "lower": partition.lower, "upper": partition.upper}
+                    for name, events in await self._rows("unsettled", **where, bound=self.count_up_to):
+                        least = events > self.count_up_to
+                        self.found.lost += (Lost(partition.name, name, min(events, self.count_up_to), least),)
                 elif await self._held(partition):
                     return False
                 await self._execute("mark", partition=partition.name)
@@ -253,15 +249,6 @@ class _Sweep:
             holders = await self._rows("holders", outbox=self.outbox, lower=partition.lower, upper=partition.upper)
         self.found.blocked += tuple(Blocked(partition.name, reason, name) for name, reason in holders)
         return bool(holders)
-
-    async def _count_losses(self, partition: TimePartition) -> None:
-        losses = await self._rows(
-            "unsettled", outbox=self.outbox, lower=partition.lower, upper=partition.upper, bound=self.count_up_to
-        )
-        self.found.lost += tuple(
-            Lost(partition.name, name, min(events, self.count_up_to), events > self.count_up_to)
-            for name, events in losses
-        )
 
     async def _finish(self, partition: TimePartition) -> bool:
         if not partition.condemned:
@@ -288,7 +275,7 @@ class _Sweep:
         except psycopg.errors.UndefinedTable:
             return False  # another relay detached it first and is about to drop it
         except psycopg.errors.ObjectNotInPrerequisiteState:
-            self._block(partition.name, "another relay is at it, or at another one")
+            self._block(partition.name, "another relay is detaching it, or another partition")
             return False
         return True
 
@@ -314,12 +301,12 @@ class _Sweep:
 
     async def _rows(self, name: str, **values: object) -> list[Any]:
         cursor = self.connection.cursor(row_factory=psycopg.rows.tuple_row)
-        await cursor.execute(sql.SQL(_SQL[name]).format(outbox=_quoted(self.outbox), rows=self.rows), values)
+        await cursor.execute(sql.SQL(_SQL[name]).format(outbox=sql.SQL(self.outbox), rows=self.rows), values)
         return await cursor.fetchall()
 
     async def _execute(self, name: str, *, partition: str) -> None:
         statement = sql.SQL(_SQL[name]).format(
-            outbox=_quoted(self.outbox), partition=_quoted(partition), mark=sql.Literal(_MARK)
+            outbox=sql.SQL(self.outbox), partition=sql.SQL(partition), mark=sql.Literal(_MARK)
         )
         # A plain cursor: behind a pooler, a session's cursor opens a transaction, in which no detach can run.
         await psycopg.AsyncCursor(self.connection).execute(statement)
@@ -333,8 +320,3 @@ async def _registered(connection: Connection, outbox: str) -> str:
     if row is None:
         raise SchemaMismatch(f"There is no outbox {outbox}. Make it: select mailboat.create_outbox('{outbox}');")
     return str(row[0])
-
-
-def _quoted(name: str) -> sql.SQL:
-    """Wrap a name that Postgres has quoted already."""
-    return sql.SQL(name)

@@ -1,29 +1,29 @@
 """Verification of a database with an externally managed schema (``manageSchema: false``).
 
 Every finding has the SQL that fixes it, to be run by an administrator. This module changes nothing. Defects that only
-cost speed or latency (a missing trigger) are findings too: on a table without an index on ``xid``, a relay would read
-the whole table at every poll.
+cost speed are findings too: on a table without an index on ``xid``, a relay would read the whole table at every poll.
+`PostgresConnection.open` has refused a standby and a server that is too old.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row, tuple_row
 
-from mailboat.errors import DatabaseUnavailable, SchemaMismatch
+from mailboat.errors import SchemaMismatch
 from mailboat.store.connection import explain
-from mailboat.store.schema.migrate import RESERVED, Applied, known_migrations, pending
+from mailboat.store.schema.migrate import RESERVED, known_migrations, pending
 from mailboat.store.schema.time_partitions import days_ahead
 from mailboat.store.sql import statements
+from mailboat.store.table import TableLayout
 from mailboat.store.verify_columns import COLUMNS, Finding, Present, about_columns
 
-_SQL = statements("verify")
+_SQL = {**statements("verify"), "applied": statements("schema")["applied"]}
 
-OLDEST_POSTGRES = 140000
 DAYS_AHEAD = 7
 """Minimum days of time partitions ahead. Fewer are a finding, because a writer without a partition fails."""
 
@@ -40,18 +40,9 @@ async def verify_or_refuse(
     """Raise `SchemaMismatch` with every finding and its remedy, if there are any."""
     findings = await verify(connection, outbox_table, columns)
     if findings:
-        raise SchemaMismatch(readable(findings))
-
-
-def readable(findings: Sequence[Finding]) -> str:
-    """Format all findings for a person, with SQL to paste."""
-    count = "one thing is" if len(findings) == 1 else f"{len(findings)} things are"
-    return "\n".join(
-        [
-            f"The database is not as Mailboat needs it ({count} missing or different). What mends it:",
-            *map(str, findings),
-        ]
-    )
+        count = "one thing is" if len(findings) == 1 else f"{len(findings)} things are"
+        about = f"The database is not as Mailboat needs it ({count} missing or different). SQL that fixes it:"
+        raise SchemaMismatch("\n".join([about, *map(str, findings)]))
 
 
 async def verify(
@@ -73,10 +64,8 @@ async def undeliverable_rows(
 
     Such rows were written before the column existed. They are no defect: somebody else may have delivered them.
     """
-    xid = columns.get("xid", "xid")
-    statement = sql.SQL(_SQL["without_xid"]).format(
-        outbox=sql.Identifier(*outbox_table.split(".")), xid=sql.Identifier(xid)
-    )
+    layout, xid = TableLayout(outbox_table, columns), columns.get("xid", "xid")
+    statement = sql.SQL(_SQL["without_xid"]).format(outbox=layout.outbox, xid=layout.column("xid"))
     try:
         cursor = await connection.cursor(row_factory=tuple_row).execute(statement, {"most": MOST_COUNTED})
         (count,) = await cursor.fetchone() or (0,)
@@ -94,8 +83,6 @@ async def undeliverable_rows(
 
 
 class _Inspection:
-    """One verification of one database."""
-
     def __init__(self, connection: psycopg.AsyncConnection[Any], outbox: str, columns: Mapping[str, str]) -> None:
         self._connection = connection
         self._outbox = outbox
@@ -109,12 +96,12 @@ class _Inspection:
         """Inspect the database as far as the findings permit."""
         server = await self._row("server", tables=list(BOOKKEEPING))
         assert server is not None, "a query without FROM has a row"
-        if server["standby"]:
-            raise DatabaseUnavailable(
-                f"Database {server['database']} is a standby: its snapshots leave out transactions in flight."
-                " Connect to the primary (target_session_attrs=primary)."
+        if server["encoding"] != "UTF8":
+            self._add(
+                f"its encoding is {server['encoding']}, and events are UTF-8",
+                f"database {server['database']}",
+                "create database ... encoding 'UTF8' template template0;  -- and move the data there",
             )
-        self._about_server(server)
         if not server["schema"]:
             self._add("there is no schema mailboat", "schema mailboat", _MIGRATE)
             return
@@ -138,17 +125,6 @@ class _Inspection:
         await self._about_table(relation)
         await self._about_rights(server)
 
-    def _about_server(self, server: Mapping[str, Any]) -> None:
-        where = f"database {server['database']}"
-        if server["version"] < OLDEST_POSTGRES:
-            self._add(f"Postgres {server['version'] // 10000} is too old", where, "-- upgrade to Postgres 14 or newer")
-        if server["encoding"] != "UTF8":
-            self._add(
-                f"its encoding is {server['encoding']}, and events are UTF-8",
-                where,
-                "create database ... encoding 'UTF8' template template0;  -- and move the data there",
-            )
-
     async def _about_rights(self, server: Mapping[str, Any]) -> None:
         user = f"user {server['user']}"
         roles = await self._rows("relay_role", outbox=self._outbox)
@@ -161,7 +137,7 @@ class _Inspection:
     async def _about_history(self, server: Mapping[str, Any]) -> None:
         try:
             async with self._connection.transaction():
-                applied = [Applied(*row) for row in await self._rows("steps")]
+                applied = await self._rows("applied")
         except psycopg.errors.UndefinedTable:
             applied = []
         except psycopg.errors.InsufficientPrivilege:
@@ -193,7 +169,19 @@ class _Inspection:
                 f"{name}.{position}",
                 f'alter table {name} add check ("{position}" > 0) not valid;  -- and insert those events again',
             )
-        await self._about_sequence(name, position in present, relation["sequence"])
+        if relation["sequence"] is None and position in present:
+            self._add(
+                "its default takes no number from a sequence",
+                f"{name}.{position}",
+                f'create sequence {name}_position_seq cache 1; alter table {name} alter column "{position}"'
+                f" set default nextval('{name}_position_seq');",
+            )
+        elif relation["cache"] not in (None, 1):
+            self._add(
+                f"it caches {relation['cache']} numbers per session, which breaks the order of keys",
+                f"sequence {relation['sequence']}",
+                f"alter sequence {relation['sequence']} cache 1;",
+            )
         if relation["hides_rows"]:
             self._add(
                 "row level security may hide events from this user, and relays refuse to read it",
@@ -222,34 +210,13 @@ class _Inspection:
                 )
 
     async def _has_lost_ids(self, position: str) -> bool:
-        statement = sql.SQL(_SQL["lost_ids"]).format(
-            outbox=sql.Identifier(*self._outbox.split(".")), id=sql.Identifier(position)
-        )
+        names = {"outbox": TableLayout(self._outbox).outbox, "id": sql.Identifier(position)}
         try:
             async with self._connection.transaction():
-                cursor = await self._connection.execute(statement)
+                cursor = await self._connection.execute(sql.SQL(_SQL["lost_ids"]).format(**names))
         except psycopg.errors.InsufficientPrivilege:  # reported as a separate finding
             return False
         return await cursor.fetchone() == (True,)
-
-    async def _about_sequence(self, table: str, has_position: bool, sequence: str | None) -> None:
-        position = self._names["id"]
-        if sequence is None:
-            if has_position:
-                self._add(
-                    "its default takes no number from a sequence",
-                    f"{table}.{position}",
-                    f'create sequence {table}_position_seq cache 1; alter table {table} alter column "{position}"'
-                    f" set default nextval('{table}_position_seq');",
-                )
-            return
-        ((cache,),) = await self._rows("cache", sequence=sequence)
-        if cache != 1:
-            self._add(
-                f"it caches {cache} numbers per session, which breaks the order of keys",
-                f"sequence {sequence}",
-                f"alter sequence {sequence} cache 1;",
-            )
 
     async def _row(self, name: str, **values: object) -> Mapping[str, Any] | None:
         cursor = self._connection.cursor(row_factory=dict_row)

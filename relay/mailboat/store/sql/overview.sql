@@ -21,11 +21,11 @@ where s.outbox = %(outbox)s
        or exists (select from mailboat.dead_letters as d where d.subscription_id = s.id))
 order by s.name
 
--- name: relays
--- Relays whose leases have not expired.
-select id, address from mailboat.relays
-where outbox = %(outbox)s and expires_at > clock_timestamp()
-order by id
+-- name: addresses
+-- Addresses of relays whose leases have not expired.
+select distinct address from mailboat.relays
+where outbox = %(outbox)s and expires_at > clock_timestamp() and address <> ''
+order by address
 
 -- name: planner
 -- Planner settings for the bounded probes, the same as in relays. No bitmap scans: a bitmap is built completely before the first

@@ -14,7 +14,8 @@ select pg_is_in_recovery(),
 
 -- name: fence
 -- Lock the old cursors. A concurrent transaction that updates them finds them deleted afterwards.
-select settled_snapshot::text, window_snapshot::text, position, previous_layout
+select jsonb_build_object('settled_snapshot', settled_snapshot::text, 'window_snapshot', window_snapshot::text,
+                          'position', position, 'previous_layout', previous_layout)
 from mailboat.cursors
 where subscription_id = %(subscription)s
 order by partition
@@ -42,16 +43,16 @@ from (
 ) as fresh
 
 -- name: span_since
--- S, and the range of ids of the events that became visible since an earlier snapshot.
-select pg_current_snapshot()::text, min(fresh.id), max(fresh.id)
+-- S, and an earlier range of ids, extended by the events that became visible since its snapshot.
+select pg_current_snapshot()::text, least(min(fresh.id), %(lowest)s::bigint), greatest(max(fresh.id), %(highest)s::bigint)
 from (
     select e.id
     from {rows} as e
-    where e.xid = any (array(select pg_snapshot_xip(%(since)s::pg_snapshot)))
+    where e.xid = any (array(select pg_snapshot_xip(%(window_snapshot)s::pg_snapshot)))
     union all
     select e.id
     from {rows} as e
-    where e.xid >= pg_snapshot_xmax(%(since)s::pg_snapshot)
+    where e.xid >= pg_snapshot_xmax(%(window_snapshot)s::pg_snapshot)
     offset 0
 ) as fresh
 

@@ -2,9 +2,7 @@
 
 -- name: server
 -- The server, the schema, and the tables that the migrations should have created.
-select current_setting('server_version_num')::integer as version,
-       current_setting('server_encoding') as encoding,
-       pg_is_in_recovery() as standby,
+select current_setting('server_encoding') as encoding,
        current_user as "user",
        current_database() as database,
        exists (select from pg_namespace where nspname = 'mailboat') as schema,
@@ -13,41 +11,37 @@ select current_setting('server_version_num')::integer as version,
              where not exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
                                where n.nspname = 'mailboat' and c.relname = t)) as missing_tables
 
--- name: steps
--- Migrations that were applied. Run only if the table of migrations exists and the user may read it.
-select version, name, checksum from mailboat.migrations order by version
-
 -- name: relation
--- The outbox: its kind of table, its indexes and sequence, and whether row security and the trigger are active.
+-- The outbox: its kind of table, its indexes, its sequence with the number of values that a session takes from it at once, and
+-- whether row security and the trigger are active.
 select c.relkind::text as kind,
        format('%%I.%%I', n.nspname, c.relname) as name,
        exists (select from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
                where i.indrelid = c.oid and i.indisvalid and i.indpred is null and a.attname = %(xid)s) as xid_index,
        exists (select from pg_index i join pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
                where i.indrelid = c.oid and i.indisvalid and i.indpred is null and a.attname = %(id)s) as id_index,
-       (select format('%%I.%%I', sn.nspname, s.relname)
-        from pg_attrdef d
-        join pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum and a.attname = %(id)s
-        join pg_depend p on p.classid = 'pg_attrdef'::regclass and p.objid = d.oid and p.refclassid = 'pg_class'::regclass
-        join pg_class s on s.oid = p.refobjid and s.relkind = 'S'
-        join pg_namespace sn on sn.oid = s.relnamespace
-        where d.adrelid = c.oid
-        union all
-        select pg_get_serial_sequence(format('%%I.%%I', n.nspname, c.relname), a.attname)
-        from pg_attribute a
-        where a.attrelid = c.oid and a.attname = %(id)s and a.attidentity <> ''
-        limit 1) as sequence,
+       numbers.sequence,
+       (select seqcache from pg_sequence where seqrelid = to_regclass(numbers.sequence)) as cache,
        row_security_active(c.oid) as hides_rows,
        exists (select from pg_trigger t join pg_proc f on f.oid = t.tgfoid join pg_namespace fn on fn.oid = f.pronamespace
                where t.tgrelid = c.oid and t.tgenabled <> 'D' and fn.nspname = 'mailboat'
                  and f.proname = 'notify_on_insert') as notifies
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
+left join lateral (
+    select format('%%I.%%I', sn.nspname, s.relname) as sequence
+    from pg_attrdef d
+    join pg_attribute a on a.attrelid = d.adrelid and a.attnum = d.adnum and a.attname = %(id)s
+    join pg_depend p on p.classid = 'pg_attrdef'::regclass and p.objid = d.oid and p.refclassid = 'pg_class'::regclass
+    join pg_class s on s.oid = p.refobjid and s.relkind = 'S'
+    join pg_namespace sn on sn.oid = s.relnamespace
+    where d.adrelid = c.oid
+    union all
+    select pg_get_serial_sequence(format('%%I.%%I', n.nspname, c.relname), a.attname)
+    from pg_attribute a
+    where a.attrelid = c.oid and a.attname = %(id)s and a.attidentity <> ''
+    limit 1) as numbers on true
 where c.oid = to_regclass(%(outbox)s)
-
--- name: cache
--- The number of values that a session takes from the sequence at once.
-select seqcache from pg_sequence where seqrelid = to_regclass(%(sequence)s)
 
 -- name: lost_ids
 -- Whether an event has a position below 1, which no relay reads. By the index on the position.

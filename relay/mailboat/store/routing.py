@@ -1,16 +1,24 @@
-"""A subscription's filter as an SQL predicate, so that events without a match never leave the database."""
+"""Routing of events: filters as SQL predicates, and the distribution of the rows found to cursors.
+
+Events without a match never leave the database. One read serves many subscriptions: its statement returns each event
+once, with the subscriptions whose filter matches, and the fan-out distributes the rows to the partitions of the reader.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from psycopg import sql
 
-from mailboat_spec import Filter, Pattern
+from mailboat.model import OutboxEvent
+from mailboat.store.outbox_store import CursorKey, Subscription
+from mailboat_spec import EventSubscriptionSpec, Filter, Pattern
 
 Predicate = sql.Composable
 TRUE: Predicate = sql.SQL("true")
+EVENT_COLUMNS = len(OutboxEvent._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +27,15 @@ class Since:
 
     time: str | None = None
     id: int | None = None
+
+
+def effective_filter(name: str, spec: EventSubscriptionSpec) -> Filter:
+    """Return the subscription's filter. A pull subscription that emits its dead letters does not receive them."""
+    if spec.sink.pull is None or not spec.sink.pull.emit_dead_letters:
+        return spec.filter
+    tags = spec.filter.tags
+    none_of = (*tags.none_of, f"dead-letter-of={name}")
+    return spec.filter.model_copy(update={"tags": tags.model_copy(update={"none_of": none_of})})
 
 
 def predicate(wanted: Filter, since: Since) -> Predicate:
@@ -40,8 +57,15 @@ def predicate(wanted: Filter, since: Since) -> Predicate:
     return sql.SQL("({})").format(sql.SQL(" and ").join(terms)) if terms else TRUE
 
 
-def _any_pattern(column: sql.SQL, patterns: Sequence[Pattern]) -> list[Predicate]:
+def like_patterns(patterns: Sequence[Pattern]) -> list[str] | None:
+    """Return the LIKE patterns; None if every value matches."""
     if not patterns or any(str(pattern) == "*" for pattern in patterns):
+        return None
+    return [pattern.like() for pattern in patterns]
+
+
+def _any_pattern(column: sql.SQL, patterns: Sequence[Pattern]) -> list[Predicate]:
+    if like_patterns(patterns) is None:
         return []
     literals = [str(pattern) for pattern in patterns if pattern.is_literal]
     shapes = [pattern.like() for pattern in patterns if not pattern.is_literal]
@@ -73,3 +97,31 @@ def routes(predicates: Mapping[int, Predicate]) -> Predicate:
         sql.SQL("case when {} then {}::bigint end").format(p, sql.Literal(number)) for number, p in predicates.items()
     ]
     return sql.SQL("array_remove(array[{}], null)").format(sql.SQL(", ").join(cases))
+
+
+def fan_out_single(
+    rows: Iterable[Sequence[Any]], subscription: Subscription, members: frozenset[CursorKey]
+) -> dict[CursorKey, list[OutboxEvent]]:
+    """Route the rows of one subscription to its partitions that are members. Flat, because it loops over events."""
+    routed: list[list[OutboxEvent]] = [[] for _ in range(subscription.partitions)]
+    partitions, new, slot = subscription.partitions, tuple.__new__, EVENT_COLUMNS - 1
+    for row in rows:
+        routed[row[slot] % partitions].append(new(OutboxEvent, row))
+    keys = (CursorKey(subscription.number, partition) for partition in range(partitions))
+    return {key: events for key, events in zip(keys, routed, strict=True) if events and key in members}
+
+
+def fan_out(
+    rows: Iterable[tuple[Sequence[Any], Sequence[int]]],
+    subscriptions: Mapping[int, Subscription],
+    members: frozenset[CursorKey],
+) -> dict[CursorKey, list[OutboxEvent]]:
+    """Route rows with their matching subscriptions to the members among those subscriptions' partitions."""
+    routed: dict[CursorKey, list[OutboxEvent]] = {key: [] for key in members}
+    for columns, matching in rows:
+        event = OutboxEvent._make(columns)
+        for number in matching:
+            events = routed.get(CursorKey(number, event.slot % subscriptions[number].partitions))
+            if events is not None:
+                events.append(event)
+    return {key: events for key, events in routed.items() if events}
