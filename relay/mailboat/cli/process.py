@@ -17,9 +17,8 @@ from typing import Any, Self
 
 from mailboat.cli.options import outboxes_of
 from mailboat.errors import DatabaseUnavailable
-from mailboat.http.assignment import Assign
 from mailboat.http.auth import CallerAuth
-from mailboat.http.server import HttpApi, HttpServer, StatusExtras
+from mailboat.http.server import Assign, HttpApi, HttpServer, StatusExtras
 from mailboat.runtime.config_source import ConfigSource, Configuration
 from mailboat.runtime.file_watch import fingerprint, secret_versions, watch
 from mailboat.runtime.manifest_warnings import subscription_warnings

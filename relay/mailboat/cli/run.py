@@ -116,6 +116,6 @@ def _exit() -> NoReturn:
 def _callers(keys: Path | None, audience: str | None) -> CallerAuth:
     if keys is None or audience is None:
         return CallerAuth()
-    from mailboat.http.jwt_auth import JwtVerifier, PublicKeys  # large, needed only with --control-keys
+    from mailboat.http.jwt_auth import JwtVerifier  # large, needed only with --control-keys
 
-    return CallerAuth(JwtVerifier(PublicKeys(keys), audience))
+    return CallerAuth(JwtVerifier(keys, audience))
