@@ -37,7 +37,7 @@ async def test_a_configuration_is_pending_until_it_is_taken_up_and_undeclared_fr
 
     assert config.changed.is_set()
     assert (config.version.version, config.undeclared) == (1, False)
-    assert config.take_up(tolerant=True) == [before.sink]
+    assert config.take_up() == [before.sink]
     assert (config.version.version, config.undeclared) == (2, True)
     assert not config.changed.is_set()
 

@@ -20,6 +20,7 @@ import psycopg
 from psycopg import sql
 
 from mailboat.model import Message
+from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.relay_status import SubscriptionStatus
 from mailboat.runtime.secrets import ProcessSecrets, Secrets
@@ -49,8 +50,7 @@ async def serving(
     """Run a relay during the block, and stop it gracefully."""
     read = read_documents([(f"manifest {number}", manifest) for number, manifest in enumerate(manifests)])
     running = Relay(
-        read.relays[0],
-        read.subscriptions,
+        Configuration(read.relays[0], read.subscriptions),
         secrets=secrets or ProcessSecrets(None, {}),
         identity=RelayIdentity(relay, str(uuid.uuid4())),
         timings=timings,

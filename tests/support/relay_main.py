@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook, ignore_checkpoint
 from mailboat.logs import LogFormat, configure
+from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.manifest_files import load
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
@@ -48,8 +49,7 @@ def relay(orders: Mapping[str, Any]) -> Relay:
     manifests = load([Path(orders["manifests"])])
     death = orders.get("die_at")
     return Relay(
-        manifests.relays[0],
-        manifests.subscriptions,
+        Configuration(manifests.relays[0], manifests.subscriptions),
         secrets=find_secrets(None, os.environ),
         identity=RelayIdentity(orders["relay"], str(uuid.uuid4())),
         timings=Timings(**orders["timings"]) if orders.get("timings") else None,

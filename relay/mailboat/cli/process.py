@@ -95,11 +95,9 @@ class Process:
                 extra={"relay": full_name(config.relay)},
             )
         relay = Relay(
-            config.relay,
-            config.subscriptions,
+            config,
             secrets=self.options.secrets,
             identity=RelayIdentity(relay_id, str(uuid.uuid4()), self._server.address),
-            version=config.version,
             follows=follows,
         )
         self.relays.append(relay)

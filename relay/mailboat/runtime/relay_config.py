@@ -37,7 +37,7 @@ class RelayConfig:
     """Configuration in use and its successor.
 
     If the configuration is *followed*, it may change at run time, so an invalid subscription is only reported. If not,
-    an invalid one raises ``ConfigError`` until the relay was connected once.
+    an invalid one raises ``ConfigError`` at the start.
     """
 
     def __init__(self, current: Configuration, secrets: Secrets, *, follows: bool) -> None:
@@ -71,18 +71,14 @@ class RelayConfig:
     def needs_new_secrets(self) -> bool:
         return needs_new_secrets(self.subscription_set, self._secrets)
 
-    def take_up(self, *, tolerant: bool) -> list[Sink]:
-        """Use the pending configuration and the current secrets. Return the sinks that are no longer used.
-
-        ``tolerant``: report subscriptions that can't be built even if the configuration is not followed.
-        """
+    def take_up(self) -> list[Sink]:
+        """Use the pending configuration and the current secrets. Return the sinks that are no longer used."""
         self.changed.clear()
         before = self.subscription_set
         if self._pending is not None:
             self.current, self._pending = self._pending, None
             self.undeclared = True
-        if self.follows or tolerant or self.needs_new_secrets():
-            self.subscription_set = rebuild_subscriptions(self.current.subscriptions, self._secrets, before)
+        self.subscription_set = rebuild_subscriptions(self.current.subscriptions, self._secrets, before)
         return before.replaced_by(self.subscription_set)
 
     def database_settings(
