@@ -119,7 +119,7 @@ class Outbox:
     @asynccontextmanager
     async def link(self, purpose: str) -> AsyncIterator[PostgresConnection]:
         """Open a database connection for one command. Errors name the relay and the source of its URL."""
-        url = database_url(self.relay, self.secrets)()
+        url = database_url(self.relay, self.secrets)
         try:
             link = await PostgresConnection.open(
                 lambda: url, purpose, deadline=_DEADLINE, pooler=self.relay.spec.database.pooler

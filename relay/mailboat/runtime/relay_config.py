@@ -90,7 +90,7 @@ class RelayConfig:
         """
         relay = (self._pending or self.current).relay
         try:
-            url = database_url(relay, self._secrets)()
+            url = database_url(relay, self._secrets)
         except ConfigError:
             if connected is None:
                 raise
@@ -110,11 +110,11 @@ class RelayConfig:
 
     def url_provider(self, last_url: str) -> UrlProvider:
         """Return a function that reads the database URL, or returns the known one if its secret was removed."""
-        read_url = database_url(self.current.relay, self._secrets)
+        relay = self.current.relay
 
         def url() -> str:
             try:
-                return read_url()
+                return database_url(relay, self._secrets)
             except ConfigError:
                 return last_url
 
