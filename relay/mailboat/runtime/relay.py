@@ -22,6 +22,7 @@ from mailboat.delivery.backoff import Backoff, Outage
 from mailboat.delivery.checkpoints import CheckpointHook, ignore_checkpoint
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import Stream
+from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
 from mailboat.runtime.config_change import ConfigChange, close_all, wait_for_others
 from mailboat.runtime.config_source import Configuration
@@ -35,7 +36,6 @@ from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
 from mailboat.runtime.subscription_set import StreamParts
 from mailboat.runtime.subscription_status import failed_status, stalled, subscription_status
 from mailboat.runtime.timings import Timings
-from mailboat.runtime.totals import Totals
 from mailboat.store.coverage import Coverage
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.postgres import PostgresStore
