@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import click
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery
-from mailboat.logs import LogFormat
 from mailboat.runtime.manifest_files import load
 from mailboat.runtime.secrets import (
     DIRECTORY_VARIABLE,
@@ -26,6 +25,7 @@ from mailboat.store.admin.overview import KnownSubscription, known_subscriptions
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.table import TableLayout, renamed
 from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, OutboxRelay, Pattern, full_name
+from mailboat_spec.structured_logs import LogFormat
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
