@@ -21,9 +21,9 @@ from mailboat.runtime.manifest_files import (
     documents_in,
     documents_of,
     is_missing,
-    not_in_this_release,
+    refuse_later_features,
 )
-from mailboat_spec import EventSubscription, Manifests, OutboxRelay, SpecError, full_name
+from mailboat_spec import EventSubscription, Manifests, OutboxRelay, full_name
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION
 from mailboat_spec.relay_status import ConfigReport
 
@@ -105,8 +105,7 @@ def configuration(manifests: Manifests) -> Configuration:
         names = ", ".join(full_name(relay) for relay in manifests.relays)
         raise ConfigError(f"a configuration that is followed has one OutboxRelay, and this one has several: {names}.")
     relay = manifests.relays[0]
-    if problems := tuple(not_in_this_release(relay)):
-        raise ConfigError(str(SpecError(problems)))
+    refuse_later_features(relay)
     return Configuration(relay, manifests.subscriptions, _version(relay))
 
 

@@ -157,7 +157,7 @@ class Relay:
         settings = self._database_settings()
         url, schema = self._config.url_provider(settings.url), self._schema
         spec, deadline = self._config.current.relay.spec, settings.settings.deadline
-        await unless_stopped(stop, schema.prepare(url, spec, deadline), schema.in_the_middle)
+        await unless_stopped(stop, schema.prepare(url, spec, deadline), lambda: schema.migrating)
         store = await unless_stopped(stop, PostgresStore.open(url, self._identity, settings.settings))
         layout, pooler = settings.settings.layout, settings.settings.pooler
         self._maintenance = maintenance = Maintenance(url, layout, settings.retention, pooler, self._retention_clock)

@@ -17,14 +17,14 @@ from mailboat.delivery.backoff import Backoff, RetryPolicy
 from mailboat.delivery.checkpoints import CheckpointHook
 from mailboat.delivery.histograms import DeliveryHistograms
 from mailboat.delivery.stream import Stream, StreamSettings
-from mailboat.errors import ConfigError, NotInThisRelease
-from mailboat.runtime.manifest_files import not_in_this_release
+from mailboat.errors import ConfigError
+from mailboat.runtime.manifest_files import refuse_later_features
 from mailboat.runtime.relay_status import reason_for
 from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import Sink, SinkContext
 from mailboat.sinks.registry import build_sink
 from mailboat.store.outbox_store import Subscription
-from mailboat_spec import EventSubscription, OnExhausted, Ordering, Reason, SecretKeyRef, SpecError, full_name
+from mailboat_spec import EventSubscription, OnExhausted, Ordering, Reason, SecretKeyRef, full_name
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +115,7 @@ def rebuild_subscriptions(
     for resource in subscriptions:
         name = full_name(resource)
         try:
-            if problems := tuple(not_in_this_release(resource)):
-                raise NotInThisRelease(str(SpecError(problems)))
+            refuse_later_features(resource)
             parts[name] = _build(resource, secrets, before.parts.get(name))
         except ConfigError as error:
             failed[name] = InvalidSubscription(resource, str(error), reason_for(error))
