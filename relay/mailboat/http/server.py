@@ -35,11 +35,11 @@ from mailboat.http.auth import CallerAuth
 from mailboat.http.metrics import Metrics, StatusCollector
 from mailboat.http.status_page import SECURITY_HEADERS, render_page
 from mailboat.runtime.config_source import OlderConfig
-from mailboat.runtime.relay_status import RelayState, RelayStatus, as_json
+from mailboat.runtime.relay_status import RelayState, RelayStatus
 from mailboat_spec.assignment import AssignmentRequest
 from mailboat_spec.consumer_report import ConsumerReport, ConsumerReports
 from mailboat_spec.listener import listen
-from mailboat_spec.relay_status import ConfigReport
+from mailboat_spec.relay_status import ConfigReport, as_json
 from mailboat_spec.wire_format import unpack
 
 log = logging.getLogger(__name__)

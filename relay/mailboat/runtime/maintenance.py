@@ -112,7 +112,15 @@ class Maintenance:
             now = self._clock.now(server)
             after, limit = limits(self._retention, now)
             report = await drop_expired(link.connection, self._layout, after, now=now, limit=limit)
-            self.blocked = "; ".join([*_ahead(server, now), *map(str, report.blocked)]) or None
+            blocked = [str(each) for each in report.blocked]
+            if server - now >= _CLOCKS_DIFFER_BY:
+                blocked.insert(
+                    0,
+                    f"the database's clock says {server:%Y-%m-%d %H:%M} UTC, and this relay's says"
+                    f" {now:%Y-%m-%d %H:%M}: retention goes by the earlier time. Set the clock that is wrong, then"
+                    " restart the relay",
+                )
+            self.blocked = "; ".join(blocked) or None
             for lost in report.lost:
                 log.error("Undelivered events were dropped by the retention limit.", extra={"lost": str(lost)})
             if report.dropped:
@@ -148,15 +156,6 @@ class Maintenance:
 
     async def _supply(self, link: PostgresConnection) -> None:
         self.days_ahead = (await ensure_partitions(link.connection, self._layout.table)).days_ahead
-
-
-def _ahead(server: datetime, now: datetime) -> list[str]:
-    if server - now < _CLOCKS_DIFFER_BY:
-        return []
-    return [
-        f"the database's clock says {server:%Y-%m-%d %H:%M} UTC, and this relay's says {now:%Y-%m-%d %H:%M}: retention"
-        " goes by the earlier time. Set the clock that is wrong, then restart the relay"
-    ]
 
 
 def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:

@@ -173,7 +173,10 @@ class Relay:
         finally:
             for task in background:
                 task.cancel()
-            await _quietly_close(store, leave=orderly)
+            try:
+                await store.close(leave=orderly)
+            except MailboatError as error:
+                log.debug("Connection was not closed in an orderly way: %s", error)
             await asyncio.wait(background, timeout=_LONG_ENOUGH)
 
     def _oldest_snapshot(self) -> timedelta:
@@ -307,10 +310,3 @@ class Relay:
         resource = subscriptions.parts[name].resource
         session = self._connected.session if self._connected else None
         return subscription_status(resource, session, self._totals, time.monotonic())
-
-
-async def _quietly_close(store: PostgresStore, *, leave: bool) -> None:
-    try:
-        await store.close(leave=leave)
-    except MailboatError as error:
-        log.debug("Connection was not closed in an orderly way: %s", error)

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 
 from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.delivery.worker_counters import Totals
-from mailboat.runtime.relay_status import PartitionStatus, SubscriptionStatus
+from mailboat.runtime.relay_status import SubscriptionStatus
 from mailboat.runtime.session import RelaySession
 from mailboat.runtime.subscription_set import InvalidSubscription
 from mailboat.store.outbox_store import Backlog, Lag
 from mailboat_spec import EventSubscription, full_name
+from mailboat_spec.relay_status import PartitionStatus
 
 STALLED_AFTER = 90.0
 """Seconds without progress of the committer after which only a restart helps. Every wait of the committer ends sooner:
