@@ -21,7 +21,7 @@ from mailboat.http.auth import CallerAuth
 from mailboat.http.server import Assign, HttpApi, HttpServer, StatusExtras
 from mailboat.runtime.config_source import ConfigSource, Configuration
 from mailboat.runtime.file_watch import fingerprint, secret_versions, watch
-from mailboat.runtime.manifest_warnings import subscription_warnings
+from mailboat.runtime.manifest_files import subscription_warnings
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.shutdown import first_of

@@ -20,8 +20,7 @@ from mailboat.errors import ConfigError, MailboatError
 from mailboat.http.auth import CallerAuth
 from mailboat.http.server import parse_address
 from mailboat.runtime.gc_settings import configure_gc
-from mailboat.runtime.manifest_files import STANDARD_INPUT, load
-from mailboat.runtime.manifest_warnings import warnings
+from mailboat.runtime.manifest_files import STANDARD_INPUT, load, warnings
 from mailboat.runtime.secrets import existing_secrets_folder, find_secrets, secrets_folder
 from mailboat_spec.structured_logs import LogFormat, configure
 

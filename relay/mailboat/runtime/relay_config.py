@@ -20,7 +20,7 @@ from mailboat.store.connection import UrlProvider
 from mailboat.store.settings import ReadLimits, StoreSettings
 from mailboat.store.subscription_rows import UNCOUNTED, ConfigVersion
 from mailboat.store.table import TableLayout, renamed
-from mailboat_spec import Retention, full_name
+from mailboat_spec import OutboxRelay, Retention, full_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,7 @@ class RelayConfig:
         If there is no URL, keep the URL of the open connection. Raise ``ConfigError`` if there is no connection.
         """
         relay = (self._pending or self.current).relay
-        try:
-            url = database_url(relay, self._secrets)
-        except ConfigError:
-            if connected is None:
-                raise
-            url = connected.url
+        url = self._url(relay, connected.url if connected else None)
         database, outbox, wake = relay.spec.database, relay.spec.outbox, relay.spec.wake
         settings = StoreSettings(
             layout=TableLayout(outbox.table, renamed(outbox.columns)),
@@ -111,14 +106,15 @@ class RelayConfig:
     def url_provider(self, last_url: str) -> UrlProvider:
         """Return a function that reads the database URL, or returns the known one if its secret was removed."""
         relay = self.current.relay
+        return lambda: self._url(relay, last_url)
 
-        def url() -> str:
-            try:
-                return database_url(relay, self._secrets)
-            except ConfigError:
-                return last_url
-
-        return url
+    def _url(self, relay: OutboxRelay, known: str | None) -> str:
+        try:
+            return database_url(relay, self._secrets)
+        except ConfigError:
+            if known is None:
+                raise
+            return known
 
 
 def _effect(config: Configuration) -> object:
