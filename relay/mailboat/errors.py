@@ -27,9 +27,7 @@ class MailboatError(Exception):
     """Root of all errors that Mailboat raises on purpose."""
 
     def __init__(self, message: str = "") -> None:
-        from mailboat_spec.redaction import (
-            redact,
-        )  # imported here because it loads pydantic, which an application that only emits does not need
+        from mailboat_spec.redaction import redact  # loads pydantic, which an emitting application does not need
 
         super().__init__(redact(message))
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat.logs import LogFormat, configure
 from mailboat_spec.redaction import redact
+from mailboat_spec.structured_logs import LogFormat, configure
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ log = logging.getLogger("mailboat.test")
 
 
 def test_elsewhere_than_on_a_terminal_a_line_is_json(stream):
-    configure("info", LogFormat.AUTO, stream)
+    configure("mailboat", "info", LogFormat.AUTO, stream)
     log.info("took over %d partitions", 2, extra={"relay": "a", "partitions": (1, 2)})
     line = json.loads(stream.getvalue())
     assert line["message"] == "took over 2 partitions"
@@ -45,7 +45,7 @@ def test_elsewhere_than_on_a_terminal_a_line_is_json(stream):
 
 def test_on_a_terminal_it_is_readable_and_in_colours(stream):
     terminal = Terminal()
-    configure("info", LogFormat.AUTO, terminal)
+    configure("mailboat", "info", LogFormat.AUTO, terminal)
     log.warning("the sink is away", extra={"error": "no broker", "tries": 3})
     line = terminal.getvalue()
     assert "the sink is away" in line
@@ -54,22 +54,22 @@ def test_on_a_terminal_it_is_readable_and_in_colours(stream):
 
 
 def test_text_without_a_terminal_has_no_colours(stream):
-    configure("info", LogFormat.TEXT, stream)
+    configure("mailboat", "info", LogFormat.TEXT, stream)
     log.info("what the server said: \x1b[31mred", extra={"x": "\x07"})
     assert "\x1b" not in stream.getvalue()
     assert "\x07" not in stream.getvalue()
 
 
 def test_configuring_again_replaces_what_was(stream):
-    configure("info", LogFormat.JSON, stream)
-    configure("warning", LogFormat.JSON, stream)
+    configure("mailboat", "info", LogFormat.JSON, stream)
+    configure("mailboat", "warning", LogFormat.JSON, stream)
     log.info("not heard")
     log.warning("heard")
     assert len(stream.getvalue().splitlines()) == 1
 
 
 def test_secrets_are_blotted_out_everywhere(stream):
-    configure("info", LogFormat.JSON, stream)
+    configure("mailboat", "info", LogFormat.JSON, stream)
     try:
         raise OSError("no route to postgresql://me:hunter2@db/shop")
     except OSError:

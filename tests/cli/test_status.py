@@ -27,10 +27,10 @@ from mailboat.cli.status_rows import (
     from_relays,
     overview_text,
 )
-from mailboat.runtime.relay_status import as_json
 from mailboat_devservers.ports import free_port
 from mailboat_devservers.postgres import Database
 from mailboat_spec.consumer_report import ConsumerReport, SourceHealth
+from mailboat_spec.relay_status import as_json
 from support.cli import Place, RunningRelay, make_known, relay_manifest, subscription_manifest
 from support.manifests import event_subscription
 from support.relay_statuses import partition, relay, subscription

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mailboat.http.auth import Unsigned, check_body
-from mailboat.http.jwt_auth import JwtVerifier, PublicKeys
+from mailboat.http.jwt_auth import JwtVerifier
 from mailboat_operator.relays.signing_keys import LINGER, PUBLISH_FOR, RENEW_AFTER, KeyRing, mint, turned
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -66,7 +66,7 @@ def test_the_relays_own_check_takes_what_the_operator_makes(tmp_path: Path) -> N
     ring = turned(None, NOW)
     keys = tmp_path / "operator-keys.pem"
     keys.write_text(ring.public_pem())
-    calls = JwtVerifier(PublicKeys(keys), AUDIENCE)
+    calls = JwtVerifier(keys, AUDIENCE)
     token = mint(ring, AUDIENCE, "PUT", "/config", b"body", datetime.now(UTC))
     check_body(calls.check(token, "PUT", "/config"), b"body")
     with pytest.raises(Unsigned):
@@ -78,7 +78,7 @@ def test_the_relays_own_check_takes_what_the_operator_makes(tmp_path: Path) -> N
     keys.write_text(both.public_pem())
     for key in both.keys:
         signed = mint(KeyRing((key,)), AUDIENCE, "PUT", "/config", b"body", datetime.now(UTC))
-        check_body(JwtVerifier(PublicKeys(keys), AUDIENCE).check(signed, "PUT", "/config"), b"body")
+        check_body(JwtVerifier(keys, AUDIENCE).check(signed, "PUT", "/config"), b"body")
 
 
 def test_the_signing_keys_survive_the_loss_of_the_secret() -> None:

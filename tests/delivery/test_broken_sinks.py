@@ -13,11 +13,10 @@ import pytest
 from mailboat.delivery.backoff import RetryPolicy
 from mailboat.delivery.publish import SLACK
 from mailboat.delivery.sink_health import STILL_EVERY
-from mailboat.delivery.worker_counters import WorkerCounters
+from mailboat.delivery.worker_counters import Totals, WorkerCounters
 from mailboat.errors import EventRefused
 from mailboat.model import Message
 from mailboat.runtime.subscription_status import subscription_status
-from mailboat.runtime.totals import Totals
 from mailboat.sinks.protocol import Failures
 from mailboat.testing.memory_sink import MemorySink
 from support.simulation import (

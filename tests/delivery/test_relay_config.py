@@ -10,7 +10,7 @@ import pytest
 from mailboat.errors import ConfigError
 from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.relay_config import RelayConfig
-from mailboat.runtime.secrets import ProcessSecrets
+from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.timings import Timings
 from mailboat.store.settings import ReadLimits
 from mailboat_spec import read_documents
@@ -30,21 +30,21 @@ def to_file(path: Path) -> Manifest:
 
 
 async def test_a_configuration_is_pending_until_it_is_taken_up_and_undeclared_from_then_on(tmp_path: Path) -> None:
-    config = RelayConfig(configuration(to_file(tmp_path / "a")), ProcessSecrets(None, {}), follows=True)
+    config = RelayConfig(configuration(to_file(tmp_path / "a")), Secrets(None, {}), follows=True)
     config.undeclared = False
     (before,) = config.subscription_set.parts.values()
     config.offer(configuration(to_file(tmp_path / "b"), version=2))
 
     assert config.changed.is_set()
     assert (config.version.version, config.undeclared) == (1, False)
-    assert config.take_up(tolerant=True) == [before.sink]
+    assert config.take_up() == [before.sink]
     assert (config.version.version, config.undeclared) == (2, True)
     assert not config.changed.is_set()
 
 
 async def test_a_change_that_concerns_pods_only_is_in_use_at_once(tmp_path: Path) -> None:
     first = configuration(to_file(tmp_path / "a"))
-    config = RelayConfig(first, ProcessSecrets(None, {}), follows=True)
+    config = RelayConfig(first, Secrets(None, {}), follows=True)
     config.undeclared = False
     config.offer(replace(first, version=2))
 
@@ -52,7 +52,7 @@ async def test_a_change_that_concerns_pods_only_is_in_use_at_once(tmp_path: Path
 
 
 async def test_the_connection_of_the_pending_configuration_is_wanted() -> None:
-    config = RelayConfig(configuration(), ProcessSecrets(None, {}), follows=True)
+    config = RelayConfig(configuration(), Secrets(None, {}), follows=True)
     connected = config.database_settings(Timings(), ReadLimits(), None)
     config.offer(configuration(url="postgresql://relay@other/shop"))
 
@@ -60,7 +60,7 @@ async def test_the_connection_of_the_pending_configuration_is_wanted() -> None:
 
 
 async def test_a_missing_secret_keeps_the_url_of_an_open_connection_only() -> None:
-    config = RelayConfig(configuration(), ProcessSecrets(None, {}), follows=True)
+    config = RelayConfig(configuration(), Secrets(None, {}), follows=True)
     connected = config.database_settings(Timings(), ReadLimits(), None)
     resource = outbox_relay_on(URL)
     resource["spec"]["database"] = {"urlSecretRef": {"name": "shop-db", "key": "url"}}

@@ -17,7 +17,7 @@ from click import Context
 
 from mailboat.cli.main import main
 from mailboat.runtime.manifest_files import load
-from mailboat.runtime.secrets import ProcessSecrets, database_url
+from mailboat.runtime.secrets import Secrets, database_url
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "compose"
@@ -61,7 +61,7 @@ def test_database_and_topics_are_those_of_the_manifests() -> None:
     manifests = load([FOLDER / "mailboat.yaml"])
     environment = SERVICES["relay"]["environment"]
     assert environment["MAILBOAT_MANIFESTS"] == SERVICES["relay"]["volumes"][0].split(":")[1]
-    url = database_url(manifests.relays[0], ProcessSecrets(None, environment))()
+    url = database_url(manifests.relays[0], Secrets(None, environment))
     postgres = SERVICES["postgres"]["environment"]
     assert url.endswith(f":{postgres['POSTGRES_PASSWORD']}@postgres:5432/{postgres['POSTGRES_DB']}")
     subscription, view = manifests.subscriptions

@@ -9,10 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 from click import Context
+from prometheus_client import CollectorRegistry, generate_latest
 from sqlalchemy import create_engine
 
 from mailboat.cli.main import main
-from mailboat.http.metrics import Metrics, StatusCollector
+from mailboat.http.metrics import StatusCollector
 from mailboat_devservers.postgres import Database
 from support.markdown import blocks
 from support.relay_statuses import relay
@@ -97,7 +98,9 @@ def test_the_options_of_the_unit_and_of_the_container_exist() -> None:
 
 
 def test_the_metrics_that_are_named_exist() -> None:
-    rendered = Metrics(StatusCollector(lambda: [relay()])).render("")[0].decode()
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(lambda: [relay()]))
+    rendered = generate_latest(registry).decode()
     page = (DOCS / "how-to-grafana.md").read_text(encoding="utf-8")
     for name in set(re.findall(r"`(mailboat_\w+)`", page)):
         assert f"\n# TYPE {name} " in rendered, name

@@ -15,9 +15,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.relay_status import RelayState
-from mailboat.runtime.secrets import ProcessSecrets
+from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.shutdown import StopRequested, unless_stopped
 from mailboat.store.settings import RelayIdentity
 from mailboat_devservers.postgres import Database
@@ -90,7 +91,7 @@ async def test_failed_maintenance_is_reported_in_the_status_of_a_running_relay(
 async def test_a_wait_for_another_migration_is_reported_and_can_be_stopped(each_outbox: Database) -> None:
     read = read_documents([("relay", outbox_relay(each_outbox.url, table="shop.events"))])
     identity = RelayIdentity("relay-1", str(uuid.uuid4()))
-    relay = Relay(read.relays[0], (), secrets=ProcessSecrets(None, {}), identity=identity, timings=IMPATIENT)
+    relay = Relay(Configuration(read.relays[0], ()), secrets=Secrets(None, {}), identity=identity, timings=IMPATIENT)
     stop = asyncio.Event()
     with psycopg.connect(each_outbox.url, application_name="by hand") as person:
         person.execute("lock table mailboat.migrations in share row exclusive mode")
@@ -114,7 +115,10 @@ async def test_the_states_of_a_relay_that_stops_while_a_batch_is_in_flight(
     read = read_documents([("relay", outbox_relay(each_outbox.url)), ("orders", subscription("orders", STAGED))])
     identity = RelayIdentity("relay-1", str(uuid.uuid4()))
     relay = Relay(
-        read.relays[0], read.subscriptions, secrets=ProcessSecrets(None, {}), identity=identity, timings=SWIFT
+        Configuration(read.relays[0], read.subscriptions),
+        secrets=Secrets(None, {}),
+        identity=identity,
+        timings=SWIFT,
     )
     assert relay.status().state is RelayState.CONNECTING
     stop = asyncio.Event()

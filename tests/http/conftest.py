@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from mailboat.http.auth import CallerAuth
-from mailboat.http.jwt_auth import JwtVerifier, PublicKeys
+from mailboat.http.jwt_auth import JwtVerifier
 from support.http_api import OPERATOR, Relays, serving
 
 
@@ -23,7 +23,7 @@ async def client(relays: Relays, tmp_path: Path) -> AsyncIterator[aiohttp.Client
     """A client of a server that takes assignments."""
     keys = tmp_path / "keys.pem"
     keys.write_text(OPERATOR.public_keys)
-    async for session in serving(relays, CallerAuth(JwtVerifier(PublicKeys(keys), OPERATOR.audience))):
+    async for session in serving(relays, CallerAuth(JwtVerifier(keys, OPERATOR.audience))):
         yield session
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from mailboat.errors import ConfigError, DatabaseUnavailable
-from mailboat.http.assignment import LARGEST, parse
+from mailboat.http.server import LARGEST, parse_assignment
 from support.http_api import OPERATOR
 
 NAME = "shop/orders-to-kafka"
@@ -95,4 +95,4 @@ async def test_an_invalid_document_is_refused_with_the_field(client, body, compl
     assert status == 400
     assert complaint in text
     with pytest.raises(ConfigError, match="a file: "):
-        parse(body.encode(), "a file")
+        parse_assignment(body.encode(), "a file")

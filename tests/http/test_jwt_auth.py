@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from mailboat.errors import ConfigError
 from mailboat.http.auth import CallerAuth
-from mailboat.http.jwt_auth import JwtVerifier, PublicKeys, parse_keys
+from mailboat.http.jwt_auth import JwtVerifier, parse_keys
 from support.cli import Operator
 from support.http_api import Relays, serving
 
@@ -43,7 +43,7 @@ def keys(tmp_path: Path, operator: Operator) -> Path:
 @pytest.fixture
 async def client(relays: Relays, keys: Path) -> AsyncIterator[aiohttp.ClientSession]:
     relays.generations = {"shop/orders": 0}
-    async for session in serving(relays, CallerAuth(JwtVerifier(PublicKeys(keys), AUDIENCE))):
+    async for session in serving(relays, CallerAuth(JwtVerifier(keys, AUDIENCE))):
         yield session
 
 

@@ -8,8 +8,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from mailboat.delivery.histograms import DeliveryHistograms
-from mailboat.runtime.relay_status import RelayState, as_json
+from mailboat.runtime.relay_status import RelayState
 from mailboat.store.coverage import Coverage
+from mailboat_spec.relay_status import as_json
 from support.relay_statuses import relay, subscription
 
 OURS = {"relay": "shop/orders", "subscription": "shop/orders-to-kafka"}

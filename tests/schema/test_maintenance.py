@@ -41,16 +41,16 @@ async def test_the_days_left_are_reported_if_no_time_partition_can_be_created(ou
         for (name,) in later:  # the detached tables block the creation of new time partitions
             owner.execute(f"alter table mailboat.outbox detach partition {name}")
     async with at_work(outbox) as maintenance:
-        await await_until(lambda: maintenance.upkeep.error is not None, timeout=20, what="the upkeep to fail")
-        assert maintenance.upkeep.days_ahead is not None
-        assert 1 < maintenance.upkeep.days_ahead <= 3
-        assert "is in the way" in (maintenance.upkeep.error or "")
+        await await_until(lambda: maintenance.error is not None, timeout=20, what="the upkeep to fail")
+        assert maintenance.days_ahead is not None
+        assert 1 < maintenance.days_ahead <= 3
+        assert "is in the way" in (maintenance.error or "")
 
 
 async def test_successful_maintenance_reports_nothing(outbox: Database) -> None:
     async with at_work(outbox) as maintenance:
-        await await_until(lambda: (maintenance.upkeep.days_ahead or 0) > 29, timeout=20, what="a round")
-        assert maintenance.upkeep.error is None
+        await await_until(lambda: (maintenance.days_ahead or 0) > 29, timeout=20, what="a round")
+        assert maintenance.error is None
 
 
 async def test_a_server_whose_clock_jumped_ahead_drops_no_day_of_the_present(outbox: Database) -> None:
@@ -66,8 +66,8 @@ async def test_a_server_whose_clock_jumped_ahead_drops_no_day_of_the_present(out
             )
         )
     async with at_work(outbox, RetentionClock(wall=lambda: datetime.now(UTC) - jump)) as maintenance:
-        await await_until(lambda: maintenance.upkeep.blocked is not None, timeout=20, what="a round")
-        assert "retention goes by the earlier time" in (maintenance.upkeep.blocked or "")
+        await await_until(lambda: maintenance.blocked is not None, timeout=20, what="a round")
+        assert "retention goes by the earlier time" in (maintenance.blocked or "")
     left = [name for (name,) in outbox.execute("select relname from pg_class where relname ~ '_p[0-9]{8}$'")]
     assert f"outbox_p{to_come:%Y%m%d}" in left
     assert f"outbox_p{long_over:%Y%m%d}" not in left

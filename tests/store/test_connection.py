@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from mailboat.errors import ConfigError, DatabaseUnavailable
-from mailboat.logs import JsonLines, ReadableLines
 from mailboat.store.connection import Pipeline, PostgresConnection, refuse_other_server
 from mailboat.store.connection_thread import ConnectionThread
 from mailboat.store.sql import statements
 from mailboat_devservers.postgres import Database
+from mailboat_spec.structured_logs import JsonLines, ReadableLines
 from support.databases import connected
 from support.wait import await_until
 

@@ -11,11 +11,11 @@ import logging
 import pytest
 from psycopg import sql
 
-from mailboat.runtime.coverage_watch import CoverageWatch
+from mailboat.runtime.maintenance import Maintenance
 from mailboat.store.coverage import Coverage, coverage
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
-from mailboat_spec import EventSubscription, Pooler
+from mailboat_spec import EventSubscription, Pooler, Retention
 from support.cli import make_known
 from support.databases import connected
 from support.manifests import event_subscription
@@ -67,16 +67,16 @@ async def test_a_subscription_that_skipped_all_events_of_a_day_is_idle(outbox: D
 
 async def test_a_relay_logs_each_finding_once(outbox: Database, caplog: pytest.LogCaptureFixture) -> None:
     resources = [EventSubscription.model_validate(ORDERS)]
-    watch = CoverageWatch(lambda: outbox.url, TableLayout(), Pooler.AUTO, lambda: resources, every=0.01)
-    task = asyncio.create_task(watch.run())
+    maintenance = Maintenance(lambda: outbox.url, TableLayout(), Retention(), Pooler.AUTO)
+    task = asyncio.create_task(maintenance.examine(lambda: resources, every=0.01))
     try:
-        with caplog.at_level(logging.WARNING, "mailboat.runtime.coverage_watch"):
+        with caplog.at_level(logging.WARNING, "mailboat.runtime.maintenance"):
             emit(outbox, "invoice.sent")
-            await await_until(lambda: watch.found.unmatched == {"invoice.sent": 1}, what="the first event")
+            await await_until(lambda: maintenance.coverage.unmatched == {"invoice.sent": 1}, what="the first event")
             emit(outbox, "invoice.sent")
-            await await_until(lambda: watch.found.unmatched == {"invoice.sent": 2}, what="the second event")
+            await await_until(lambda: maintenance.coverage.unmatched == {"invoice.sent": 2}, what="the second event")
             emit(outbox, "invoice.paid")
-            await await_until(lambda: len(watch.found.unmatched) == 2, what="another type")
+            await await_until(lambda: len(maintenance.coverage.unmatched) == 2, what="another type")
             await await_until(lambda: len(caplog.records) >= 2, what="its line")
     finally:
         task.cancel()

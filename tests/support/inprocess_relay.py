@@ -20,9 +20,10 @@ import psycopg
 from psycopg import sql
 
 from mailboat.model import Message
+from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.relay_status import SubscriptionStatus
-from mailboat.runtime.secrets import ProcessSecrets, Secrets
+from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.timings import Timings
 from mailboat.sinks.protocol import SinkContext
 from mailboat.store.settings import ReadLimits, RelayIdentity
@@ -49,9 +50,8 @@ async def serving(
     """Run a relay during the block, and stop it gracefully."""
     read = read_documents([(f"manifest {number}", manifest) for number, manifest in enumerate(manifests)])
     running = Relay(
-        read.relays[0],
-        read.subscriptions,
-        secrets=secrets or ProcessSecrets(None, {}),
+        Configuration(read.relays[0], read.subscriptions),
+        secrets=secrets or Secrets(None, {}),
         identity=RelayIdentity(relay, str(uuid.uuid4())),
         timings=timings,
         limits=limits,

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook, ignore_checkpoint
-from mailboat.logs import LogFormat, configure
+from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.manifest_files import load
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
 from mailboat.runtime.timings import Timings
 from mailboat.store.settings import ReadLimits, RelayIdentity
+from mailboat_spec.structured_logs import LogFormat, configure
 
 
 def dying_at(point: Checkpoint, passage: int, in_the_air: int, answers: int) -> CheckpointHook:
@@ -48,8 +49,7 @@ def relay(orders: Mapping[str, Any]) -> Relay:
     manifests = load([Path(orders["manifests"])])
     death = orders.get("die_at")
     return Relay(
-        manifests.relays[0],
-        manifests.subscriptions,
+        Configuration(manifests.relays[0], manifests.subscriptions),
         secrets=find_secrets(None, os.environ),
         identity=RelayIdentity(orders["relay"], str(uuid.uuid4())),
         timings=Timings(**orders["timings"]) if orders.get("timings") else None,
@@ -66,7 +66,7 @@ async def run(orders: Mapping[str, Any]) -> None:
 
 def run_relay(orders: Mapping[str, Any]) -> NoReturn:
     """Run the relay and end the process like ``mailboat run``, without the exit handlers of C libraries."""
-    configure("debug", LogFormat.TEXT)
+    configure("mailboat", "debug", LogFormat.TEXT)
     asyncio.run(run(orders))
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from mailboat.runtime.relay_status import PartitionStatus, RelayState, RelayStatus, SubscriptionStatus
-from mailboat_spec.relay_status import ProcessStatus
+from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus
+from mailboat_spec.relay_status import PartitionStatus, ProcessStatus
 
 
 def partition(number: int) -> PartitionStatus:

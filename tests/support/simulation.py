@@ -15,11 +15,11 @@ from mailboat.delivery.backoff import Backoff, RetryPolicy
 from mailboat.delivery.checkpoints import CheckpointHook, ignore_checkpoint
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import Stream, StreamSettings
+from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import DatabaseUnavailable, LeaseLost
 from mailboat.model import Message, OutboxEvent
 from mailboat.runtime.session import RelaySession
 from mailboat.runtime.timings import Timings
-from mailboat.runtime.totals import Totals
 from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
 from mailboat.testing.memory_sink import MemorySink
 from mailboat_spec import EventSubscription, Format, full_name

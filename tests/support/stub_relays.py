@@ -13,9 +13,9 @@ from typing import Any
 
 from aiohttp import web
 
-from mailboat.http.assignment import parse
 from mailboat.http.auth import CallerAuth
-from mailboat.http.jwt_auth import JwtVerifier, PublicKeys
+from mailboat.http.jwt_auth import JwtVerifier
+from mailboat.http.server import parse_assignment
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION
 from mailboat_spec.wire_format import unpack
 
@@ -88,7 +88,7 @@ class RelayStandIn:
     async def _body(self, request: web.Request) -> bytes:
         audience = f"{self.namespace}/{self.pod}/{self.uid}"
         try:
-            return await CallerAuth(JwtVerifier(PublicKeys(self._keys), audience)).body_of(request)
+            return await CallerAuth(JwtVerifier(self._keys, audience)).body_of(request)
         except web.HTTPException as refusal:
             self.refused.append(refusal.status)
             raise
@@ -107,7 +107,7 @@ class RelayStandIn:
         return web.json_response({"version": version})
 
     async def _assignment(self, request: web.Request) -> web.Response:
-        assignment = parse(await self._body(request), "the body")
+        assignment = parse_assignment(await self._body(request), "the body")
         stale, unknown = [], []
         for name, owners in assignment.subscriptions.items():
             if name not in self.names():

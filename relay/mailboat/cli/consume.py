@@ -11,7 +11,7 @@ import click
 
 from mailboat.cli.options import with_logging, with_manifests
 from mailboat.errors import ConfigError
-from mailboat.logs import LogFormat, configure
+from mailboat_spec.structured_logs import LogFormat, configure
 
 if TYPE_CHECKING:
     from mailboat.consumer import Consumer
@@ -41,7 +41,7 @@ def consume(
     MODULE:CONSUMER names a mailboat.Consumer, as in shop.billing:consumer; the module is looked for in the current
     folder first. At the first signal, running handlers finish and their transactions commit.
     """
-    configure(log_level, LogFormat(log_format))
+    configure("mailboat", log_level, LogFormat(log_format))
     consumer = find_consumer(target)
     consumer.configure(manifests=files, secrets_dir=secrets_dir, listen=listen, concurrency=concurrency)
     consumer.run()

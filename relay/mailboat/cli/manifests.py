@@ -13,7 +13,7 @@ import click
 from mailboat.cli.options import DEFAULT_MANIFEST, PATH, manifest_option, manifests_of, outboxes
 from mailboat.cli.output import columns, counted
 from mailboat.errors import ConfigError
-from mailboat.runtime.manifest_warnings import warnings
+from mailboat.runtime.manifest_files import warnings
 from mailboat.store.debug_sql import psql_script
 from mailboat.terminal_escapes import safe
 from mailboat_spec import Filter, Pattern, full_name

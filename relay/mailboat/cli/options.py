@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import click
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery
-from mailboat.logs import LogFormat
 from mailboat.runtime.manifest_files import load
 from mailboat.runtime.secrets import (
     DIRECTORY_VARIABLE,
@@ -26,6 +25,7 @@ from mailboat.store.admin.overview import KnownSubscription, known_subscriptions
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.table import TableLayout, renamed
 from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, OutboxRelay, Pattern, full_name
+from mailboat_spec.structured_logs import LogFormat
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -119,7 +119,7 @@ class Outbox:
     @asynccontextmanager
     async def link(self, purpose: str) -> AsyncIterator[PostgresConnection]:
         """Open a database connection for one command. Errors name the relay and the source of its URL."""
-        url = database_url(self.relay, self.secrets)()
+        url = database_url(self.relay, self.secrets)
         try:
             link = await PostgresConnection.open(
                 lambda: url, purpose, deadline=_DEADLINE, pooler=self.relay.spec.database.pooler

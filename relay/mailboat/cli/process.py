@@ -17,12 +17,11 @@ from typing import Any, Self
 
 from mailboat.cli.options import outboxes_of
 from mailboat.errors import DatabaseUnavailable
-from mailboat.http.assignment import Assign
 from mailboat.http.auth import CallerAuth
-from mailboat.http.server import HttpApi, HttpServer, StatusExtras
+from mailboat.http.server import Assign, HttpApi, HttpServer, StatusExtras
 from mailboat.runtime.config_source import ConfigSource, Configuration
 from mailboat.runtime.file_watch import fingerprint, secret_versions, watch
-from mailboat.runtime.manifest_warnings import subscription_warnings
+from mailboat.runtime.manifest_files import subscription_warnings
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.shutdown import first_of
@@ -96,11 +95,9 @@ class Process:
                 extra={"relay": full_name(config.relay)},
             )
         relay = Relay(
-            config.relay,
-            config.subscriptions,
+            config,
             secrets=self.options.secrets,
             identity=RelayIdentity(relay_id, str(uuid.uuid4()), self._server.address),
-            version=config.version,
             follows=follows,
         )
         self.relays.append(relay)

@@ -19,11 +19,10 @@ from mailboat.cli.process import RunOptions, run_relays
 from mailboat.errors import ConfigError, MailboatError
 from mailboat.http.auth import CallerAuth
 from mailboat.http.server import parse_address
-from mailboat.logs import LogFormat, configure
 from mailboat.runtime.gc_settings import configure_gc
-from mailboat.runtime.manifest_files import STANDARD_INPUT, load
-from mailboat.runtime.manifest_warnings import warnings
+from mailboat.runtime.manifest_files import STANDARD_INPUT, load, warnings
 from mailboat.runtime.secrets import existing_secrets_folder, find_secrets, secrets_folder
+from mailboat_spec.structured_logs import LogFormat, configure
 
 log = logging.getLogger("mailboat.run")
 
@@ -69,7 +68,7 @@ def run(
     At the first signal, batches in flight are finished, progress is committed and partitions are released. The second
     signal ends the process at once. If a database or a destination is unavailable, the relay retries.
     """
-    configure(log_level, LogFormat(log_format))
+    configure("mailboat", log_level, LogFormat(log_format))
     if (control_keys is None) != (audience is None):
         raise click.UsageError("--control-keys and --audience go together: a signed call names the relay it is for")
     if control_keys is not None and not follow and not control_keys.is_file():  # with --follow it may appear later
@@ -116,6 +115,6 @@ def _exit() -> NoReturn:
 def _callers(keys: Path | None, audience: str | None) -> CallerAuth:
     if keys is None or audience is None:
         return CallerAuth()
-    from mailboat.http.jwt_auth import JwtVerifier, PublicKeys  # large, needed only with --control-keys
+    from mailboat.http.jwt_auth import JwtVerifier  # large, needed only with --control-keys
 
-    return CallerAuth(JwtVerifier(PublicKeys(keys), audience))
+    return CallerAuth(JwtVerifier(keys, audience))

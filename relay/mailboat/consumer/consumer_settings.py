@@ -43,7 +43,7 @@ class BrokerSettings:
     """Files to follow; none if the settings are arguments."""
 
 
-class _GivenSecrets:
+class _GivenSecrets(Secrets):
     """Secrets from arguments."""
 
     def __init__(self, values: Mapping[str, Mapping[str, str]]) -> None:
@@ -140,7 +140,7 @@ def from_manifests(
         return BrokerSettings(resource, secrets, tuple(paths))
     relay = _relay_of(resource, loaded.relays)
     if url is None:
-        url = database_url(relay, secrets)()
+        url = database_url(relay, secrets)
     layout = TableLayout(relay.spec.outbox.table, renamed(relay.spec.outbox.columns))
     return ConsumerSettings(full_name(resource), url, resource, layout, relay, layout.table)
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from mailboat.consumer.report_metrics import ReportCollector
-from mailboat.http.consumer_api import ConsumerHttpApi
-from mailboat.http.server import HttpServer, parse_address
+from mailboat.http.server import ConsumerHttpApi, HttpServer, parse_address
 from mailboat_spec.consumer_report import ConsumerReport
 
 

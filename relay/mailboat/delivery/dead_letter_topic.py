@@ -8,7 +8,6 @@ result, no partition of the subscription publishes to the topic until the back-o
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Final
 
 from mailboat.cloudevents import DeadLetterNotice, dead_letter_message
@@ -33,68 +32,57 @@ def dead_letter_topic_error(error: DeliveryError) -> str:
     return text
 
 
-@dataclass(slots=True)
-class DeadLetterPublisher:
-    """Publisher of the dead letters of one partition."""
+async def publish_dead_letter(stream: Stream, retry_loop: RetryLoop, notice: DeadLetterNotice) -> bool:
+    """Publish a notice if a topic is configured. Return False if the event must stay parked for now.
 
-    stream: Stream
-    retry_loop: RetryLoop
-
-    async def publish(self, notice: DeadLetterNotice) -> bool:
-        """Publish a notice if a topic is configured. Return False if the event must stay parked for now.
-
-        This is the case if the topic is unavailable or in back-off, if the worker is stopping, or if memory ran out.
-        """
-        stream = self.stream
-        topic = stream.dead_letter_topic
-        if topic is None:
-            return True
-        try:
-            message = dead_letter_message(
-                stream.encoder, notice, topic=topic, subscription=stream.name, failed_at=stream.now()
-            )
-            refused = stream.sink.refusal(message)
-        except Exception as error:  # otherwise the event could never be dead-lettered, and every relay would crash
-            if is_exhaustion(error):
-                self._mark_unavailable(exhausted())
-                return False
-            text = f"Event {notice.event.event_id} is dead, and the dead-letter topic did not get it"
-            log_origin(f"{text}; `mailboat dlq show` has it", error, stream.name)
-            return True
-        if refused is None:
-            if stream.clock() < stream.dead_topic.not_before or self.retry_loop.stopping:
-                return False
-            if not await self.retry_loop.lease_holds():
-                return False
-            answer = (await start_publish(stream, [message])).get(0)
-            stream.on_checkpoint(Checkpoint.DEAD_ANNOUNCED)
-            if answer is not None and not isinstance(answer, EventRefused):
-                self._mark_unavailable(answer)
-                return False
-            self._mark_available()
-            refused = answer
-        if refused is not None:
-            # An event too large for one topic is often too large for the other. Its key must not wait for a change.
-            log.warning(
-                "Event %s is dead, and the dead-letter topic refused it; `mailboat dlq show` has it: %s",
-                notice.event.event_id,
-                refused,
-                extra={"subscription": stream.name},
-            )
+    This is the case if the topic is unavailable or in back-off, if the worker is stopping, or if memory ran out.
+    """
+    topic = stream.dead_letter_topic
+    if topic is None:
         return True
+    try:
+        message = dead_letter_message(
+            stream.encoder, notice, topic=topic, subscription=stream.name, failed_at=stream.now()
+        )
+        refused = stream.sink.refusal(message)
+    except Exception as error:  # otherwise the event could never be dead-lettered, and every relay would crash
+        if is_exhaustion(error):
+            _mark_unavailable(stream, exhausted())
+            return False
+        text = f"Event {notice.event.event_id} is dead, and the dead-letter topic did not get it"
+        log_origin(f"{text}; `mailboat dlq show` has it", error, stream.name)
+        return True
+    if refused is None:
+        if stream.clock() < stream.dead_topic.not_before or retry_loop.stopping:
+            return False
+        if not await retry_loop.lease_holds():
+            return False
+        answer = (await start_publish(stream, [message])).get(0)
+        stream.on_checkpoint(Checkpoint.DEAD_ANNOUNCED)
+        if answer is not None and not isinstance(answer, EventRefused):
+            _mark_unavailable(stream, answer)
+            return False
+        if stream.dead_topic.problem is not None:
+            log.info("Dead-letter topic is available again", extra={"subscription": stream.name})
+        stream.dead_topic.problem, stream.dead_topic.outage = None, stream.dead_topic.outage.recovered()
+        refused = answer
+    if refused is not None:
+        # An event too large for one topic is often too large for the other. Its key must not wait for a change.
+        log.warning(
+            "Event %s is dead, and the dead-letter topic refused it; `mailboat dlq show` has it: %s",
+            notice.event.event_id,
+            refused,
+            extra={"subscription": stream.name},
+        )
+    return True
 
-    def _mark_unavailable(self, answer: DeliveryError) -> None:
-        stream, dead_topic = self.stream, self.stream.dead_topic
-        message = dead_letter_topic_error(answer)
-        problem = f"The dead-letter topic takes nothing, so what is given up on stays parked: {message}"
-        if problem != dead_topic.problem:
-            log.warning("%s", problem, extra={"subscription": stream.name})
-        dead_topic.problem = problem
-        dead_topic.outage = dead_topic.outage.failed()
-        dead_topic.not_before = stream.clock() + dead_topic.outage.delay(stream.random)
 
-    def _mark_available(self) -> None:
-        dead_topic = self.stream.dead_topic
-        if dead_topic.problem is not None:
-            log.info("Dead-letter topic is available again", extra={"subscription": self.stream.name})
-        dead_topic.problem, dead_topic.outage = None, dead_topic.outage.recovered()
+def _mark_unavailable(stream: Stream, answer: DeliveryError) -> None:
+    dead_topic = stream.dead_topic
+    message = dead_letter_topic_error(answer)
+    problem = f"The dead-letter topic takes nothing, so what is given up on stays parked: {message}"
+    if problem != dead_topic.problem:
+        log.warning("%s", problem, extra={"subscription": stream.name})
+    dead_topic.problem = problem
+    dead_topic.outage = dead_topic.outage.failed()
+    dead_topic.not_before = stream.clock() + dead_topic.outage.delay(stream.random)

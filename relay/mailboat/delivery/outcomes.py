@@ -92,7 +92,4 @@ def set_aside(items: Iterable[Attempt], parked: Collection[str], *, ordered: boo
 
 def settled_prefix(items: Sequence[Attempt]) -> int:
     """Return the number of leading items that have an outcome. Progress may be committed up to there."""
-    for index, item in enumerate(items):
-        if item.outcome is Outcome.PENDING:
-            return index
-    return len(items)
+    return next((index for index, item in enumerate(items) if item.outcome is Outcome.PENDING), len(items))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from mailboat.cloudevents import DeadLetterNotice
 from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
 from mailboat.delivery.checkpoints import Checkpoint
-from mailboat.delivery.dead_letter_topic import DeadLetterPublisher
+from mailboat.delivery.dead_letter_topic import publish_dead_letter
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, set_aside
 from mailboat.delivery.redelivery import RetryLoop
@@ -50,7 +50,6 @@ class ParkedKeys:
         self._store = store
         self._session = session
         self._retry_loop = retry_loop
-        self._publisher = DeadLetterPublisher(stream, retry_loop)
         self._due_at: float | None = None
         self._outage = Outage(OUTAGE_BACKOFF)
         self._prepaid: set[int] = set()
@@ -167,7 +166,7 @@ class ParkedKeys:
             failure.error,
             item.first_failed_at,
         )
-        if await self._publisher.publish(notice):
+        if await publish_dead_letter(self._stream, self._retry_loop, notice):
             return Dead(item.event, item.sequence, attempts, failure, item.ordinal)
         # If this relay is stopping, the next owner retries without delay.
         retry_in = 0.0 if self._retry_loop.stopping else policy.backoff.ceiling

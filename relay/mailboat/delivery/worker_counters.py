@@ -1,9 +1,12 @@
-"""Counters and errors of a partition worker, for status and metrics."""
+"""Counters and errors of partition workers, for status and metrics: of one worker, and of all that ended."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from mailboat.delivery.histograms import DeliveryHistograms
 
 
 @dataclass(slots=True)
@@ -29,3 +32,24 @@ class WorkerCounters:
     def current_error(self, parked: int) -> str | None:
         """Return the last error until a delivery succeeds, and in any case while events are parked."""
         return self.last_error if parked or self.delivered_at <= self.error_at else None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of ended workers per subscription. They outlive a session, so that totals never decrease."""
+
+    delivered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    refused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    last_error: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Error of an ended worker and its time by the relay's clock; shown until a delivery succeeds."""
+    meters: dict[str, DeliveryHistograms] = field(default_factory=lambda: defaultdict(DeliveryHistograms))
+
+    def add(self, name: str, counters: WorkerCounters) -> None:
+        """Add the counts of an ended worker. Its error replaces an older one, and its success clears one."""
+        self.delivered[name] += counters.delivered
+        self.refused[name] += counters.refused
+        _, at = self.last_error.get(name, ("", -math.inf))
+        if (error := counters.current_error(0)) is not None and counters.error_at >= at:
+            self.last_error[name] = error, counters.error_at
+        elif counters.delivered_at > at:
+            self.last_error.pop(name, None)

@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 _READ_WITHIN = 10.0
 """Seconds within which a body must arrive."""
-_MISSING = "The token is missing or wrong: send Authorization: Bearer <token>."
 
 
 class Unsigned(Exception):
@@ -40,7 +39,7 @@ class CallerAuth:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip() if scheme.lower() == "bearer" else ""
         if not token.isascii() or not token:
-            raise _unauthorized(_MISSING)
+            raise _unauthorized("The token is missing or wrong: send Authorization: Bearer <token>.")
         try:
             digest = self.verifier.check(token, request.method, request.path)
             body = await _read(request)

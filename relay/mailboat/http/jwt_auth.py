@@ -31,27 +31,6 @@ _END: Final = "-----END PUBLIC KEY-----"
 _LARGEST: Final = 64 * 1024
 
 
-class PublicKeys:
-    """The keys in a file, read again after each change."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self._version: object = None
-        self._keys: tuple[Ed25519PublicKey, ...] = ()
-
-    def read(self) -> tuple[Ed25519PublicKey, ...]:
-        """Return the current keys. Raises ``ConfigError`` if there is none."""
-        try:
-            version = version_of(self.file)
-            if version != self._version:
-                with self.file.open("rb") as opened:
-                    self._keys = parse_keys(opened.read(_LARGEST), str(self.file))
-                self._version = version
-        except OSError as error:
-            raise ConfigError(f"{self.file} can't be read: {error.strerror}") from error
-        return self._keys
-
-
 def parse_keys(text: bytes, source: str) -> tuple[Ed25519PublicKey, ...]:
     """Parse concatenated Ed25519 public keys in PEM. Raises ``ConfigError``."""
     keys: list[Ed25519PublicKey] = []
@@ -71,9 +50,12 @@ def parse_keys(text: bytes, source: str) -> tuple[Ed25519PublicKey, ...]:
 class JwtVerifier:
     """Verifies that a call was signed by the operator for this relay."""
 
-    def __init__(self, keys: PublicKeys, audience: str) -> None:
-        self.keys = keys
+    def __init__(self, file: Path, audience: str) -> None:
+        """``file``: the public keys, read again after each change."""
+        self._file = file
         self._audience = audience
+        self._version: object = None
+        self._keys: tuple[Ed25519PublicKey, ...] = ()
 
     def check(self, token: str, method: str, path: str) -> str:
         """Return the required digest of the body. Raises ``Unsigned``, or ``ConfigError`` if no key can be read."""
@@ -85,7 +67,7 @@ class JwtVerifier:
         return claims["sha256"]
 
     def _claims(self, token: str) -> Mapping[str, Any]:
-        for key in self.keys.read():
+        for key in self._current_keys():
             try:
                 return jwt.decode(
                     token,
@@ -101,6 +83,17 @@ class JwtVerifier:
             except jwt.InvalidTokenError as error:
                 raise Unsigned(_reason(error)) from error
         raise Unsigned("none of the operator's keys has signed it")
+
+    def _current_keys(self) -> tuple[Ed25519PublicKey, ...]:
+        try:
+            version = version_of(self._file)
+            if version != self._version:
+                with self._file.open("rb") as opened:
+                    self._keys = parse_keys(opened.read(_LARGEST), str(self._file))
+                self._version = version
+        except OSError as error:
+            raise ConfigError(f"{self._file} can't be read: {error.strerror}") from error
+        return self._keys
 
 
 def _reason(error: jwt.InvalidTokenError) -> str:

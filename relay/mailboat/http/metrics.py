@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from itertools import accumulate
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -25,8 +26,6 @@ from prometheus_client.utils import floatToGoString
 
 from mailboat.delivery.histograms import DeliveryHistograms, Histogram
 from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus
-
-Statuses = Callable[[], Sequence[RelayStatus]]
 
 _BY_RELAY = ("relay",)
 _BY_SUBSCRIPTION = ("relay", "subscription")
@@ -95,7 +94,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[DeliveryHistograms], Histogram]], .
 class StatusCollector(Collector):
     """Reads the status of the relays at every scrape; keeps no state."""
 
-    def __init__(self, statuses: Statuses) -> None:
+    def __init__(self, statuses: Callable[[], Sequence[RelayStatus]]) -> None:
         self._statuses = statuses
 
     def describe(self) -> Iterable[Metric]:
@@ -113,37 +112,22 @@ class StatusCollector(Collector):
                 if (measured := measure(relay)) is not None:
                     gauge.add_metric([relay.name], float(measured))
             yield gauge
-        for name, text, value in _GAUGES:
-            yield _filled(GaugeMetricFamily(name, text, labels=_BY_SUBSCRIPTION), statuses, value)
-        for name, text, value in _COUNTERS:
-            yield _filled(CounterMetricFamily(name, text, labels=_BY_SUBSCRIPTION), statuses, value)
-        for name, text, histogram in _HISTOGRAMS:
-            yield _histogram(HistogramMetricFamily(name, text, labels=_BY_SUBSCRIPTION), statuses, histogram)
-
-
-def _histogram(
-    family: HistogramMetricFamily, statuses: Sequence[RelayStatus], chosen: Callable[[DeliveryHistograms], Histogram]
-) -> Metric:
-    for relay in statuses:
-        for subscription in relay.subscriptions:
-            if subscription.meters is None:
-                continue
-            histogram = chosen(subscription.meters)
-            bounds = (*map(floatToGoString, histogram.bounds), "+Inf")
-            buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
-            family.add_metric([relay.name, subscription.name], buckets, histogram.total)
-    return family
-
-
-def _filled(
-    family: GaugeMetricFamily | CounterMetricFamily,
-    statuses: Sequence[RelayStatus],
-    value: Callable[[SubscriptionStatus], float],
-) -> Metric:
-    for relay in statuses:
-        for subscription in relay.subscriptions:
-            family.add_metric([relay.name, subscription.name], float(value(subscription)))
-    return family
+        reported = [(relay.name, each) for relay in statuses for each in relay.subscriptions]
+        for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, text, value in table:
+                family = kind(name, text, labels=_BY_SUBSCRIPTION)
+                for relay_name, each in reported:
+                    family.add_metric([relay_name, each.name], float(value(each)))
+                yield family
+        for name, text, chosen in _HISTOGRAMS:
+            distribution = HistogramMetricFamily(name, text, labels=_BY_SUBSCRIPTION)
+            for relay_name, each in reported:
+                if each.meters is not None:
+                    histogram = chosen(each.meters)
+                    bounds = (*map(floatToGoString, histogram.bounds), "+Inf")
+                    buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+                    distribution.add_metric([relay_name, each.name], buckets, histogram.total)
+            yield distribution
 
 
 class Metrics:
@@ -155,7 +139,7 @@ class Metrics:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """Return the samples and their content type, in the format of the Accept header."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+    async def respond(self, request: web.Request) -> web.Response:
+        """Return the samples in the format of the Accept header."""
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})

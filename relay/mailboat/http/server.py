@@ -1,4 +1,6 @@
-"""The relay's HTTP server: a page at /, /livez, /readyz, /status, /metrics, PUT /assignment and PUT /config.
+"""The HTTP server of a relay: a page at /, /livez, /readyz, /status, /metrics, PUT /assignment and PUT /config.
+
+A consumer process serves /livez, /readyz, /status and /metrics.
 
 Meaning of the probes, on which restarts and rollouts depend:
 
@@ -9,6 +11,10 @@ Meaning of the probes, on which restarts and rollouts depend:
   block a rollout.
 
 The port is reachable for the whole cluster, so connections, headers, bodies and their durations are bounded.
+
+The body of ``PUT /assignment``, whose generations increase, so that a delayed request can't revert a newer assignment:
+
+    {"generation": 7, "subscriptions": {"shop/orders-to-kafka": {"0": "relay-a", "1": "relay-b"}}}
 """
 
 from __future__ import annotations
@@ -18,21 +24,32 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from aiohttp import web
+from prometheus_client.registry import Collector
+from pydantic import ValidationError
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError
-from mailboat.http.assignment import LARGEST, Assign, apply_assignment, parse
 from mailboat.http.auth import CallerAuth
 from mailboat.http.metrics import Metrics, StatusCollector
 from mailboat.http.status_page import SECURITY_HEADERS, render_page
 from mailboat.runtime.config_source import OlderConfig
-from mailboat.runtime.relay_status import RelayState, RelayStatus, as_json
+from mailboat.runtime.relay_status import RelayState, RelayStatus
+from mailboat_spec.assignment import AssignmentRequest
+from mailboat_spec.consumer_report import ConsumerReport, ConsumerReports
 from mailboat_spec.listener import listen
-from mailboat_spec.relay_status import ConfigReport
+from mailboat_spec.relay_status import ConfigReport, as_json
+from mailboat_spec.wire_format import unpack
 
 log = logging.getLogger(__name__)
 
+LARGEST: Final = 1024 * 1024
+"""Maximum bytes of a body: an assignment of 20,000 partitions, or of 100,000 if compressed."""
+
+Assign = Callable[[str, int, dict[int, str]], Awaitable[bool]]
+"""Apply the assignment of one subscription: name, generation, owners by partition. Returns False if a newer generation
+is in use. Raises ``LookupError`` for a subscription that this relay does not serve."""
 Configure = Callable[[bytes], Awaitable[int | None]]
 """Apply a configuration and return its version. Raises ``ConfigError``, or ``OlderConfig`` if a newer one is in use."""
 
@@ -56,7 +73,7 @@ class StatusExtras:
 
 
 class HttpApi:
-    """The endpoints, without a socket."""
+    """The endpoints of a relay, without a socket."""
 
     def __init__(
         self,
@@ -79,13 +96,17 @@ class HttpApi:
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=LARGEST)
-        application.router.add_get("/", self._page)
-        application.router.add_get("/livez", self._livez)
-        application.router.add_get("/readyz", self._readyz)
-        application.router.add_get("/status", self._status)
-        application.router.add_get("/metrics", self._render_metrics)
-        application.router.add_put("/assignment", self._assignment)
-        application.router.add_put("/config", self._config)
+        application.add_routes(
+            [
+                web.get("/", self._page),
+                web.get("/livez", self._livez),
+                web.get("/readyz", self._readyz),
+                web.get("/status", self._status),
+                web.get("/metrics", self._metrics.respond),
+                web.put("/assignment", self._assignment),
+                web.put("/config", self._config),
+            ]
+        )
         return application
 
     async def _page(self, _: web.Request) -> web.Response:
@@ -93,8 +114,7 @@ class HttpApi:
         return web.Response(text=text, content_type="text/html", charset="utf-8", headers=SECURITY_HEADERS)
 
     async def _livez(self, _: web.Request) -> web.Response:
-        stalled = [status.name for status in self._statuses() if status.stalled]
-        if stalled:
+        if stalled := [status.name for status in self._statuses() if status.stalled]:
             return _text(f"stalled: {', '.join(stalled)}", 503)
         return _text("ok")
 
@@ -104,8 +124,7 @@ class HttpApi:
             return _text("stopping", 503)
         if not statuses:
             return _text(f"no configuration yet: {self._extras().config.error or 'waiting for it'}", 503)
-        waiting = [status for status in statuses if not status.was_connected]
-        if waiting:
+        if waiting := [status for status in statuses if not status.was_connected]:
             lines = (f"{status.name}: {status.state}: {status.message or 'not connected yet'}" for status in waiting)
             return _text("\n".join(lines), 503)
         return _text("ok")
@@ -113,15 +132,19 @@ class HttpApi:
     async def _status(self, _: web.Request) -> web.Response:
         return web.json_response({"relays": as_json(list(self._statuses())), **as_json(self._extras())})
 
-    async def _render_metrics(self, request: web.Request) -> web.Response:
-        body, content_type = self._metrics.render(request.headers.get("Accept", ""))
-        return web.Response(body=body, headers={"Content-Type": content_type})
-
     async def _assignment(self, request: web.Request) -> web.Response:
+        """Apply the assignment of each subscription. A refused one does not affect the others."""
         body = await self._callers.body_of(request)
+        outcome: dict[str, list[str]] = {"accepted": [], "stale": [], "unknown": []}
         try:
-            assignment = parse(body, "the request's body")
-            outcome = await apply_assignment(assignment, self._assign)
+            assignment = parse_assignment(body, "the request's body")
+            for name, owners in assignment.subscriptions.items():
+                try:
+                    accepted = await self._assign(name, assignment.generation, dict(owners))
+                except LookupError:
+                    outcome["unknown"].append(name)
+                else:
+                    outcome["accepted" if accepted else "stale"].append(name)
         except ConfigError as error:
             return _text(str(error), 400)
         except DatabaseUnavailable as error:
@@ -143,6 +166,59 @@ class HttpApi:
         except ConfigError as error:
             return _text(str(error), 400)
         return web.json_response({"version": version})
+
+
+def parse_assignment(content: bytes, source: str) -> AssignmentRequest:
+    """Parse an assignment, compressed or not. Raises ``ConfigError`` that names the source and the field."""
+    try:
+        document = json.loads(unpack(content))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: not JSON: {error}.") from error
+    try:
+        return AssignmentRequest.model_validate(document)
+    except ValidationError as error:
+        problems = [
+            f"{source}: {'.'.join(str(step) for step in problem['loc']) or 'the document'}: {problem['msg']}"
+            for problem in error.errors(include_url=False, include_input=False)[:10]
+        ]
+        example = '{"generation": 1, "subscriptions": {"namespace/name": {"0": "relay-id"}}}'
+        raise ConfigError("\n".join([*problems, f"An assignment looks like {example}."])) from error
+
+
+class ConsumerHttpApi:
+    """The endpoints of a consumer process, without a socket."""
+
+    def __init__(self, status: Callable[[], ConsumerReport], samples: Collector) -> None:
+        self._status = status
+        self._metrics = Metrics(samples)
+        self._connected_once = False
+
+    def application(self) -> web.Application:
+        application = web.Application()
+        application.add_routes(
+            [
+                web.get("/livez", self._livez),
+                web.get("/readyz", self._readyz),
+                web.get("/status", self._render_status),
+                web.get("/metrics", self._metrics.respond),
+            ]
+        )
+        return application
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        """Return ok: a response proves that the event loop runs."""
+        return _text("ok")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        status = self._status()
+        self._connected_once = self._connected_once or status.state == "Running"
+        if status.state == "Stopping" or not self._connected_once:
+            return _text(f"{status.state}: {status.message or 'not connected yet'}", 503)
+        return _text("ok")
+
+    async def _render_status(self, _: web.Request) -> web.Response:
+        document = ConsumerReports(consumers=(self._status(),))
+        return web.Response(text=document.model_dump_json(), content_type="application/json")
 
 
 def _text(text: str, status: int = 200) -> web.Response:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mailboat.errors import ConfigError
-from mailboat.runtime.file_watch import POLL_EVERY, watch
+from mailboat.runtime.file_watch import watch
 from mailboat.runtime.manifest_files import (
     Documents,
     checked,
@@ -61,7 +61,7 @@ class ConfigSource:
         source = "the request's body"
         return await self._offer(lambda: documents_of(body, source), source)
 
-    async def follow(self, paths: Sequence[Path], *, every: float = POLL_EVERY) -> None:
+    async def follow(self, paths: Sequence[Path]) -> None:
         """Follow files until cancelled. Files may be missing at first. Each error is logged once per change."""
 
         async def changed() -> None:
@@ -76,7 +76,7 @@ class ConfigSource:
             except ConfigError as error:
                 log.error("Configuration refused: %s", error)
 
-        await watch(paths, changed, every=every)
+        await watch(paths, changed)
 
     async def _offer(self, read: Callable[[], Documents], source: str) -> int | None:
         async with self._offering:

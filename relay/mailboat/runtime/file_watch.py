@@ -17,7 +17,7 @@ from typing import Final
 
 from mailboat.sinks.daemon_thread import in_a_thread
 
-POLL_EVERY: Final = 1.0
+_POLL_EVERY: Final = 1.0
 """Poll interval in seconds."""
 _SWAPPED: Final = "..data"
 
@@ -52,28 +52,22 @@ def _fingerprints(paths: Sequence[Path]) -> list[tuple[str, int, int, int]]:
     return found
 
 
-async def watch(
-    paths: Sequence[Path],
-    changed: Callable[[], Awaitable[None]],
-    *,
-    seen: object = None,
-    every: float = POLL_EVERY,
-) -> None:
+async def watch(paths: Sequence[Path], changed: Callable[[], Awaitable[None]], *, seen: object = None) -> None:
     """Call ``changed`` when the files differ from ``seen``, and at each further change, until cancelled."""
     ended = threading.Event()
     try:
         while True:
             # In a thread, since a volume may hang. The event loop wakes up for changes only.
-            seen = await in_a_thread(partial(_next_version, paths, seen, every, ended), "file-watch")
+            seen = await in_a_thread(partial(_next_version, paths, seen, ended), "file-watch")
             await changed()
-            await asyncio.sleep(every)
+            await asyncio.sleep(_POLL_EVERY)
     finally:
         ended.set()
 
 
-def _next_version(paths: Sequence[Path], seen: object, every: float, ended: threading.Event) -> object:
+def _next_version(paths: Sequence[Path], seen: object, ended: threading.Event) -> object:
     """Block until the files differ from ``seen`` or the watch has ended. Return their fingerprint."""
-    while (now := fingerprint(paths)) == seen and not ended.wait(every):
+    while (now := fingerprint(paths)) == seen and not ended.wait(_POLL_EVERY):
         pass
     return now
 

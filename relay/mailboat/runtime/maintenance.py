@@ -1,7 +1,9 @@
 """Maintenance of the outbox: create time partitions ahead, drop old ones once all subscriptions have passed them.
 
-Any relay may run it. The connection is open only during a round. A failure never stops delivery; it is logged and
-reported in the status.
+A relay also examines the outbox: the filters of its subscriptions, and the oldest snapshot of the database. The results
+are in the status, in metrics and, once per change, in the log.
+
+Any relay may run both. The connection is open only during a round. A failure never stops delivery.
 """
 
 from __future__ import annotations
@@ -9,36 +11,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from mailboat.errors import MailboatError
 from mailboat.store.connection import PostgresConnection, UrlProvider, explained
+from mailboat.store.coverage import Coverage, coverage
+from mailboat.store.old_snapshots import OldSnapshot, SnapshotWatch
 from mailboat.store.schema.time_partitions import HardLimit, days_ahead, drop_expired, ensure_partitions, server_time
 from mailboat.store.subscription_rows import clear_expired
 from mailboat.store.table import TableLayout
-from mailboat_spec import Pooler, Retention, RetentionPolicy
+from mailboat_spec import EventSubscription, Pooler, Retention, RetentionPolicy
 
 log = logging.getLogger(__name__)
 
-EVERY = 3600.0
+_EVERY = 3600.0
 """Seconds between rounds."""
-RETRY_EVERY = 60.0
+_RETRY_EVERY = 60.0
+_EXAMINE_EVERY = 60.0
 _WITHIN = 600.0
 """Seconds after which a round is cancelled, because the server may have stopped answering."""
 _CLOCKS_DIFFER_BY = timedelta(hours=1)
 """Clock difference from which the status reports it."""
-
-
-@dataclass(slots=True)
-class MaintenanceResult:
-    """Result of the last maintenance round."""
-
-    days_ahead: float | None = None
-    blocked: str | None = None
-    error: str | None = None
-    """Reason why the last round failed; None if it succeeded."""
 
 
 class RetentionClock:
@@ -68,7 +62,7 @@ class RetentionClock:
 
 
 class Maintenance:
-    """Maintenance task of one outbox."""
+    """Maintenance and examination of one outbox, with the results of the last rounds."""
 
     def __init__(
         self,
@@ -79,7 +73,12 @@ class Maintenance:
         clock: RetentionClock | None = None,
     ) -> None:
         """``clock`` must outlive this maintenance, which may end with a connection."""
-        self.upkeep = MaintenanceResult()
+        self.days_ahead: float | None = None
+        self.blocked: str | None = None
+        self.error: str | None = None
+        """Reason why the last maintenance failed; None if it succeeded."""
+        self.coverage = Coverage()
+        self.snapshot = OldSnapshot()
         self._url = url
         self._layout = layout
         self._about = {"outbox": layout.table}
@@ -93,19 +92,19 @@ class Maintenance:
             try:
                 async with explained(None, _WITHIN):
                     await self._round()
-                self.upkeep.error = None
-                pause = EVERY
+                self.error = None
+                pause = _EVERY
             except MailboatError as error:
-                self.upkeep.error = str(error)
+                self.error = str(error)
                 log.warning("Upkeep of the outbox failed; it will be tried again: %s", error, extra=self._about)
-                pause = RETRY_EVERY
+                pause = _RETRY_EVERY
             await asyncio.sleep(pause)
 
     async def _round(self) -> None:
         link = await PostgresConnection.open(self._url, "maintenance", pooler=self._pooler)
         try:
             # Query this first: the remaining days matter most if creating time partitions fails.
-            self.upkeep.days_ahead = await days_ahead(link.connection, self._layout.table)
+            self.days_ahead = await days_ahead(link.connection, self._layout.table)
             await self._supply(link)
             for name in await clear_expired(link, self._layout.table):
                 log.info("Progress of a deleted subscription removed", extra={"subscription": name})
@@ -113,7 +112,15 @@ class Maintenance:
             now = self._clock.now(server)
             after, limit = limits(self._retention, now)
             report = await drop_expired(link.connection, self._layout, after, now=now, limit=limit)
-            self.upkeep.blocked = "; ".join([*_ahead(server, now), *map(str, report.blocked)]) or None
+            blocked = [str(each) for each in report.blocked]
+            if server - now >= _CLOCKS_DIFFER_BY:
+                blocked.insert(
+                    0,
+                    f"the database's clock says {server:%Y-%m-%d %H:%M} UTC, and this relay's says"
+                    f" {now:%Y-%m-%d %H:%M}: retention goes by the earlier time. Set the clock that is wrong, then"
+                    " restart the relay",
+                )
+            self.blocked = "; ".join(blocked) or None
             for lost in report.lost:
                 log.error("Undelivered events were dropped by the retention limit.", extra={"lost": str(lost)})
             if report.dropped:
@@ -122,17 +129,33 @@ class Maintenance:
         finally:
             await link.close()
 
+    async def examine(
+        self, subscriptions: Callable[[], Sequence[EventSubscription]], every: float = _EXAMINE_EVERY
+    ) -> None:
+        """Examine the outbox until cancelled."""
+        snapshots, logged = SnapshotWatch(), frozenset[str]()
+        while True:
+            await asyncio.sleep(every)
+            try:
+                link = await PostgresConnection.open(self._url, "coverage", pooler=self._pooler)
+                try:
+                    before, self.snapshot = self.snapshot, await snapshots.oldest(link)
+                    if self.snapshot.warning and not before.warning:
+                        log.warning("Old snapshot: %s", self.snapshot.warning, extra=self._about)
+                    self.coverage = await coverage(link, self._layout, subscriptions())
+                finally:
+                    await link.close()
+            except MailboatError as error:
+                log.debug("The outbox was not examined: %s", error)
+                continue
+            subjects = frozenset((*self.coverage.unmatched, *self.coverage.idle))
+            if subjects - logged:
+                for remark in self.coverage.remarks():
+                    log.warning("Probably a mistake in a filter: %s", remark, extra=self._about)
+            logged = subjects
+
     async def _supply(self, link: PostgresConnection) -> None:
-        self.upkeep.days_ahead = (await ensure_partitions(link.connection, self._layout.table)).days_ahead
-
-
-def _ahead(server: datetime, now: datetime) -> list[str]:
-    if server - now < _CLOCKS_DIFFER_BY:
-        return []
-    return [
-        f"the database's clock says {server:%Y-%m-%d %H:%M} UTC, and this relay's says {now:%Y-%m-%d %H:%M}: retention"
-        " goes by the earlier time. Set the clock that is wrong, then restart the relay"
-    ]
+        self.days_ahead = (await ensure_partitions(link.connection, self._layout.table)).days_ahead
 
 
 def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:

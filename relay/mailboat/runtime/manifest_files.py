@@ -3,13 +3,17 @@
 This module owns reading and its limits; ``mailboat_spec`` validates the content. All problems are reported together,
 with file, line or field, and remedy. Manifests are untrusted input, so the cost of reading one must stay proportional
 to its length: sizes are bounded, and multiplying aliases and deep nesting are refused.
+
+``mailboat check`` and a relay also warn about manifests that are valid but probably not what was meant.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -18,8 +22,11 @@ import yaml
 
 from mailboat.errors import ConfigError
 from mailboat_spec import (
+    EventSubscription,
     Manifests,
+    OnExhausted,
     SpecError,
+    full_name,
     read_documents,
 )
 from mailboat_spec.wire_format import unpack
@@ -36,6 +43,16 @@ _MOST_MARKS: Final = 400_000
 """Maximum number of commas and brackets in JSON. Each may cost a hundred bytes of memory; eight thousand subscriptions
 have fewer."""
 
+_PATTERN_PROBLEMS: Final = (
+    (re.compile(r"^\s|\s$"), "begins or ends with a space, so it matches no ordinary type"),
+    (re.compile(r",\s"), "has a comma in it: write one list entry per pattern"),
+    (re.compile(r"^\.[*+]"), "looks like a regular expression and matches only types that begin with a dot: write *"),
+    (
+        re.compile(r"^\^|\$$|\\|\||\(|\+$|\.\.\*"),
+        "looks like a regular expression; patterns know only * (any characters) and ? (one character)",
+    ),
+    (re.compile(r"%"), "has a %, which stands for itself: write * for any characters"),
+)
 
 Documents = list[tuple[str, object]]
 """Parsed documents, each with a label that names its origin."""
@@ -154,10 +171,8 @@ def _yaml(source: str, text: str) -> list[object]:
     if len(text) > LARGEST_FILE:
         return [_json(source, text)]
     if text.startswith("{"):  # JSON is valid YAML, and the JSON parser is a hundred times faster
-        try:
+        with suppress(json.JSONDecodeError, RecursionError):  # YAML flow style, or invalid: the YAML parser decides
             return [json.loads(text)]
-        except (json.JSONDecodeError, RecursionError):
-            pass  # YAML flow style, or invalid: the YAML parser reports the place
     try:
         return list(_parsed(source, text))
     except yaml.MarkedYAMLError as error:
@@ -176,7 +191,7 @@ def _parsed(source: str, text: str) -> Iterator[object]:
         while loader.check_node():
             node = loader.get_node()
             if node is not None:
-                _refuse_traps(source, node)
+                _refuse_traps(source, node, {})
             yield None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()
@@ -194,29 +209,27 @@ def _at(mark: Any) -> str:
     return f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
 
 
-def _refuse_traps(source: str, root: yaml.Node) -> None:
-    """Refuse duplicate fields, of which one would silently win, and aliases that expand beyond the limit."""
-    sizes: dict[int, int | None] = {}
+def _refuse_traps(source: str, node: yaml.Node, sizes: dict[int, int | None]) -> int:
+    """Refuse duplicate fields, of which one would silently win, and aliases that expand beyond the limit.
 
-    def size(node: yaml.Node) -> int:
-        counted = sizes.get(id(node), 0)
-        if counted is None:
-            raise ConfigError(f"{source}{_at(node.start_mark)}: an alias refers to itself: write the value out.")
-        if counted:
-            return counted
-        sizes[id(node)] = None  # being counted
-        total = 1
-        for child in _children(source, node):
-            total += size(child)
-            if total > _MOST_NODES:
-                raise ConfigError(
-                    f"{source}{_at(node.start_mark)}: more than {_MOST_NODES} values, aliases written out: that is no"
-                    " manifest."
-                )
-        sizes[id(node)] = total
-        return total
-
-    size(root)
+    Return the number of values in the node. ``sizes`` has those of visited nodes, None while a node is counted.
+    """
+    counted = sizes.get(id(node), 0)
+    if counted is None:
+        raise ConfigError(f"{source}{_at(node.start_mark)}: an alias refers to itself: write the value out.")
+    if counted:
+        return counted
+    sizes[id(node)] = None
+    total = 1
+    for child in _children(source, node):
+        total += _refuse_traps(source, child, sizes)
+        if total > _MOST_NODES:
+            raise ConfigError(
+                f"{source}{_at(node.start_mark)}: more than {_MOST_NODES} values, aliases written out: that is no"
+                " manifest."
+            )
+    sizes[id(node)] = total
+    return total
 
 
 def _children(source: str, node: yaml.Node) -> Iterator[yaml.Node]:
@@ -231,3 +244,27 @@ def _children(source: str, node: yaml.Node) -> Iterator[yaml.Node]:
                 seen.add(key.value)
             yield key
             yield value
+
+
+def warnings(manifests: Manifests) -> list[str]:
+    """Return a sentence per probable mistake, with resource and field."""
+    found = [each for subscription in manifests.subscriptions for each in subscription_warnings(subscription)]
+    served = {(each.metadata.namespace, each.spec.relay) for each in manifests.subscriptions}
+    found += [
+        f"OutboxRelay {full_name(relay)}: no EventSubscription refers to it, so nothing is delivered from its outbox"
+        for relay in manifests.relays
+        if (relay.metadata.namespace, relay.metadata.name) not in served
+    ]
+    return found
+
+
+def subscription_warnings(subscription: EventSubscription) -> Iterator[str]:
+    """Yield the warnings about one subscription."""
+    where, spec = f"EventSubscription {full_name(subscription)}", subscription.spec
+    for field, patterns in (("eventTypes", spec.filter.event_types), ("aggregateTypes", spec.filter.aggregate_types)):
+        for pattern in patterns:
+            problems = (problem for shape, problem in _PATTERN_PROBLEMS if shape.search(str(pattern)))
+            if problem := next(problems, None):
+                yield f'{where}: spec.filter.{field}: "{pattern}" {problem}'
+    if spec.delivery.on_exhausted is OnExhausted.BLOCK and spec.delivery.dead_letter is not None:
+        yield f"{where}: spec.delivery.deadLetter has no effect with onExhausted: Block"

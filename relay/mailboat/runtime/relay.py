@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
@@ -22,11 +21,11 @@ from random import Random
 from mailboat.delivery.backoff import Backoff, Outage
 from mailboat.delivery.checkpoints import CheckpointHook, ignore_checkpoint
 from mailboat.delivery.poll_interval import WakeSettings
-from mailboat.delivery.stream import Clock, Stream
+from mailboat.delivery.stream import Stream
+from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
-from mailboat.runtime.config_change import ConfigChange, close_all
+from mailboat.runtime.config_change import ConfigChange, close_all, wait_for_others
 from mailboat.runtime.config_source import Configuration
-from mailboat.runtime.coverage_watch import CoverageWatch
 from mailboat.runtime.maintenance import Maintenance, RetentionClock
 from mailboat.runtime.relay_config import DatabaseSettings, RelayConfig
 from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus, reason_for
@@ -37,22 +36,17 @@ from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
 from mailboat.runtime.subscription_set import StreamParts
 from mailboat.runtime.subscription_status import failed_status, stalled, subscription_status
 from mailboat.runtime.timings import Timings
-from mailboat.runtime.totals import Totals
 from mailboat.store.coverage import Coverage
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import ReadLimits, RelayIdentity
-from mailboat_spec import EventSubscription, OutboxRelay, Reason, full_name
+from mailboat_spec import Reason, full_name
 
 log = logging.getLogger(__name__)
 
 _RECONNECT = Backoff(initial=0.2, factor=2, ceiling=10.0, jitter=0.2)
 _LONG_ENOUGH = 5.0
 """Seconds of connection after which the next outage restarts the back-off."""
-_OTHERS_TIMEOUT = 10.0
-"""Seconds for which repartitioning waits until other relays, which get the same configuration, have finished."""
-_POLL_EVERY = 0.05
-_RETIRE_EVERY = 1.0
 _NEEDS_A_PERSON = (SchemaMismatch, ForeignDatabase, ConfigError)
 
 
@@ -70,25 +64,20 @@ class Relay:
 
     def __init__(
         self,
-        resource: OutboxRelay,
-        subscriptions: Sequence[EventSubscription],
+        config: Configuration,
         *,
         secrets: Secrets,
         identity: RelayIdentity,
-        version: int | None = None,
         follows: bool = False,
         timings: Timings | None = None,
         limits: ReadLimits | None = None,
-        clock: Clock = time.monotonic,
-        random: Random | None = None,
         on_checkpoint: CheckpointHook = ignore_checkpoint,
     ) -> None:
         """``follows``: the configuration may change at run time, so an invalid one does not end the relay."""
-        self.name = full_name(resource)
-        self._config = RelayConfig(Configuration(resource, tuple(subscriptions), version), secrets, follows=follows)
+        self.name = full_name(config.relay)
+        self._config = RelayConfig(config, secrets, follows=follows)
         self._identity = identity
-        self._clock = clock
-        self._random = random or Random()
+        self._random = Random()
         self._on_checkpoint = on_checkpoint
         self._timings = timings or Timings()
         self._limits = limits or ReadLimits()
@@ -96,7 +85,6 @@ class Relay:
         self._schema = SchemaGate(self.name, self._waits)
         self._retention_clock = RetentionClock()
         self._maintenance: Maintenance | None = None
-        self._coverage: CoverageWatch | None = None
         self._state = RelayState.CONNECTING
         self._message = "has not connected yet"
         self._reason: Reason | None = Reason.STARTING
@@ -129,9 +117,9 @@ class Relay:
         outage = Outage(_RECONNECT)
         try:
             while not stop.is_set():
-                began = self._clock()
+                began = time.monotonic()
                 try:
-                    await close_all(self._config.take_up(tolerant=self._was_connected))
+                    await close_all(self._config.take_up())
                     await self._connect(stop)
                     outage = outage.recovered()
                 except StopRequested:
@@ -139,7 +127,7 @@ class Relay:
                 except (DatabaseUnavailable, LeaseLost, *_NEEDS_A_PERSON) as error:
                     if isinstance(error, ConfigError) and not (self._config.follows or self._was_connected):
                         raise
-                    if self._clock() - began > _LONG_ENOUGH:
+                    if time.monotonic() - began > _LONG_ENOUGH:
                         outage = outage.recovered()
                     outage = outage.failed()
                     self._disconnected(error)
@@ -169,12 +157,12 @@ class Relay:
         settings = self._database_settings()
         url, schema = self._config.url_provider(settings.url), self._schema
         spec, deadline = self._config.current.relay.spec, settings.settings.deadline
-        await unless_stopped(stop, schema.prepare(url, spec, deadline), schema.in_the_middle)
+        await unless_stopped(stop, schema.prepare(url, spec, deadline), lambda: schema.migrating)
         store = await unless_stopped(stop, PostgresStore.open(url, self._identity, settings.settings))
         layout, pooler = settings.settings.layout, settings.settings.pooler
-        self._maintenance = Maintenance(url, layout, settings.retention, pooler, self._retention_clock)
-        self._coverage = CoverageWatch(url, layout, pooler, lambda: self._config.current.subscriptions)
-        background = {asyncio.ensure_future(each.run()) for each in (self._maintenance, self._coverage)}
+        self._maintenance = maintenance = Maintenance(url, layout, settings.retention, pooler, self._retention_clock)
+        examination = maintenance.examine(lambda: self._config.current.subscriptions)
+        background = {asyncio.ensure_future(each) for each in (maintenance.run(), examination)}
         orderly = False
         try:
             await self._serve(store, settings, stop)
@@ -185,16 +173,20 @@ class Relay:
         finally:
             for task in background:
                 task.cancel()
-            await _quietly_close(store, leave=orderly)
+            try:
+                await store.close(leave=orderly)
+            except MailboatError as error:
+                log.debug("Connection was not closed in an orderly way: %s", error)
             await asyncio.wait(background, timeout=_LONG_ENOUGH)
 
     def _oldest_snapshot(self) -> timedelta:
-        return self._coverage.snapshot.age if self._coverage else timedelta()
+        return self._maintenance.snapshot.age if self._maintenance else timedelta()
 
     async def _serve(self, store: PostgresStore, settings: DatabaseSettings, stop: asyncio.Event) -> None:
         """Declare the subscriptions, join, and run one session."""
+        config = self._config
         subscriptions = await unless_stopped(stop, self._declare(store))
-        parts = self._config.subscription_set.parts
+        parts = config.subscription_set.parts
         streams = {number: self._stream(parts[each.name], each) for number, each in subscriptions.items()}
         await unless_stopped(stop, store.join())
         session = RelaySession(
@@ -205,11 +197,11 @@ class Relay:
             self._wake(),
             self._timings,
             self._totals,
-            self._clock,
+            time.monotonic,
             self._on_checkpoint,
             self._oldest_snapshot,
         )
-        change = ConfigChange(store, session, self._config.subscription_set, self._stream)
+        change = ConfigChange(config, store, session, self._stream)
         self._connected = Connected(settings, store, session)
         self._was_connected = True
         self._enter(RelayState.RUNNING)
@@ -225,10 +217,13 @@ class Relay:
         self, connected: Connected, change: ConfigChange, stop: asyncio.Event, ends: asyncio.Event
     ) -> None:
         """Apply configuration changes to a running session. On a stop or for another connection, end the session."""
-        retirement = asyncio.ensure_future(self._retire_removed(connected.store, change.withdrawing))
         try:
             while True:
-                await first_of(stop, self._config.changed, change.withdrawn)
+                retirement = asyncio.ensure_future(change.retire_removed())
+                try:
+                    await first_of(stop, self._config.changed, change.withdrawn)
+                finally:
+                    retirement.cancel()
                 if stop.is_set():
                     self._enter(RelayState.STOPPING, "finishing the batches in flight")
                     break
@@ -236,68 +231,29 @@ class Relay:
                     log.info("Connection settings changed, reconnecting", extra=self._about)
                     self._enter(RelayState.CONNECTING, "reconnecting with changed settings", Reason.STARTING)
                     break
-                retirement.cancel()
-                await self._apply_config(connected, change)
-                retirement = asyncio.ensure_future(self._retire_removed(connected.store, change.withdrawing))
+                complete = await change.apply()
+                connected.session.committer.poll_by(self._wake())
+                if complete:
+                    log.info("Configuration in use", extra=self._about)
             ends.set()
         finally:
-            retirement.cancel()
             change.stop()
-
-    async def _apply_config(self, connected: Connected, change: ConfigChange) -> None:
-        config, store = self._config, connected.store
-        change.withdrawn.clear()
-        change.replaced += config.take_up(tolerant=True)
-        change.dismiss(config.subscription_set, lambda each: self._wait_for_others(store, [each]))
-        await change.declare(config.subscription_set, config.version, may_lay_out=config.undeclared)
-        config.undeclared = change.under_way
-        connected.session.committer.poll_by(self._wake())
-        await change.close_unused()
-        if not change.under_way:
-            log.info("Configuration in use", extra=self._about)
 
     @property
     def _about(self) -> dict[str, str]:
         return {"relay": self.name, "id": self._identity.id, "outbox": self._config.current.relay.spec.outbox.table}
 
     def _stream(self, parts: StreamParts, subscription: Subscription) -> Stream:
-        stream = parts.stream(subscription, self._clock, self._random, self._on_checkpoint)
-        stream.meters = self._totals.meters[parts.name]
-        return stream
+        return parts.stream(subscription, self._totals.meters[parts.name], self._random, self._on_checkpoint)
 
     async def _declare(self, store: PostgresStore) -> dict[int, Subscription]:
         config = self._config
         declared = [each.resource for each in config.subscription_set.parts.values()]
         if config.undeclared and self._was_connected:
-            await self._wait_for_others(store, declared)
+            await wait_for_others(store, declared, config.version)
         subscriptions = await store.declare(declared, may_lay_out=config.undeclared, config_version=config.version)
         config.undeclared = False
         return subscriptions
-
-    async def _wait_for_others(self, store: PostgresStore, declared: Sequence[EventSubscription]) -> None:
-        """Wait until other relays, which get the same configuration, released their partitions.
-
-        Repartitioning earlier would redeliver their in-flight batches.
-        """
-        deadline = self._clock() + _OTHERS_TIMEOUT
-        while self._clock() < deadline:
-            if not await store.owned_by_others(declared, self._config.version):
-                return
-            await asyncio.sleep(_POLL_EVERY)
-
-    async def _retire_removed(self, store: PostgresStore, withdrawing: frozenset[str]) -> None:
-        """Retire deleted subscriptions once no relay with an older configuration delivers them."""
-        named, version = {full_name(each) for each in self._config.current.subscriptions}, self._config.version
-        try:
-            while True:
-                retirement = await store.retire_removed(named | withdrawing, version)
-                for name in retirement.retired:
-                    log.info("Subscription deleted; its progress is kept for 24 h", extra={"subscription": name})
-                if not retirement.awaited:
-                    return
-                await asyncio.sleep(_RETIRE_EVERY)
-        except MailboatError as error:  # the session on the same connection fails too and is restarted
-            log.debug("Deleted subscriptions were not retired: %s", error)
 
     def _wake(self) -> WakeSettings:
         wake = self._config.current.relay.spec.wake
@@ -319,52 +275,38 @@ class Relay:
     def status(self) -> RelayStatus:
         """Return the status from memory, without any query. Without a session, maintenance is as last known."""
         connected, maintenance, subscriptions = self._connected, self._maintenance, self._config.subscription_set
+        failure = maintenance.error if maintenance else None
         peers = connected.session.membership.peers if connected and connected.session.membership else ()
         return RelayStatus(
             name=self.name,
             relay=self._identity.id,
             state=self._state,
-            message=self._message or _maintenance_error(maintenance),
+            # Without maintenance, writers run out of time partitions.
+            message=self._message or (f"Upkeep of the outbox failed: {failure}" if failure else ""),
             reason=self._reason or "",
             database_reachable=connected is not None,
             schema_ready=self._schema.ready,
             outbox=self._config.current.relay.spec.outbox.table,
             database=connected.store.database if connected else "",
             missing_roles=self._schema.missing_roles,
-            partitions_ahead_days=maintenance.upkeep.days_ahead if maintenance else None,
-            retention_blocked=maintenance.upkeep.blocked if maintenance else None,
-            oldest_snapshot_age=self._oldest_snapshot().total_seconds() if self._coverage else None,
-            old_snapshot=self._coverage.snapshot.warning if self._coverage else "",
-            coverage=self._coverage.found if self._coverage else Coverage(),
+            partitions_ahead_days=maintenance.days_ahead if maintenance else None,
+            retention_blocked=maintenance.blocked if maintenance else None,
+            oldest_snapshot_age=maintenance.snapshot.age.total_seconds() if maintenance else None,
+            old_snapshot=maintenance.snapshot.warning if maintenance else "",
+            coverage=maintenance.coverage if maintenance else Coverage(),
             peers=tuple(peer.id for peer in peers if peer.alive),
             silent=tuple(peer.id for peer in peers if peer.silent),
             subscriptions=tuple(
                 self._subscription(name) for name in sorted([*subscriptions.parts, *subscriptions.failed])
             ),
-            stalled=connected is not None and stalled(connected.session, self._clock()),
+            stalled=connected is not None and stalled(connected.session, time.monotonic()),
             was_connected=self._was_connected,
         )
-
-    @property
-    def _session(self) -> RelaySession | None:
-        return self._connected.session if self._connected else None
 
     def _subscription(self, name: str) -> SubscriptionStatus:
         subscriptions = self._config.subscription_set
         if (failed := subscriptions.failed.get(name)) is not None:
             return failed_status(failed, self._totals)
         resource = subscriptions.parts[name].resource
-        return subscription_status(resource, self._session, self._totals, self._clock())
-
-
-def _maintenance_error(maintenance: Maintenance | None) -> str:
-    """Return the error of the outbox maintenance, without which writers run out of time partitions."""
-    error = maintenance.upkeep.error if maintenance else None
-    return f"Upkeep of the outbox failed: {error}" if error else ""
-
-
-async def _quietly_close(store: PostgresStore, *, leave: bool) -> None:
-    try:
-        await store.close(leave=leave)
-    except MailboatError as error:
-        log.debug("Connection was not closed in an orderly way: %s", error)
+        session = self._connected.session if self._connected else None
+        return subscription_status(resource, session, self._totals, time.monotonic())

@@ -20,7 +20,7 @@ from mailboat.store.connection import UrlProvider
 from mailboat.store.settings import ReadLimits, StoreSettings
 from mailboat.store.subscription_rows import UNCOUNTED, ConfigVersion
 from mailboat.store.table import TableLayout, renamed
-from mailboat_spec import Retention, full_name
+from mailboat_spec import OutboxRelay, Retention, full_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class RelayConfig:
     """Configuration in use and its successor.
 
     If the configuration is *followed*, it may change at run time, so an invalid subscription is only reported. If not,
-    an invalid one raises ``ConfigError`` until the relay was connected once.
+    an invalid one raises ``ConfigError`` at the start.
     """
 
     def __init__(self, current: Configuration, secrets: Secrets, *, follows: bool) -> None:
@@ -71,18 +71,14 @@ class RelayConfig:
     def needs_new_secrets(self) -> bool:
         return needs_new_secrets(self.subscription_set, self._secrets)
 
-    def take_up(self, *, tolerant: bool) -> list[Sink]:
-        """Use the pending configuration and the current secrets. Return the sinks that are no longer used.
-
-        ``tolerant``: report subscriptions that can't be built even if the configuration is not followed.
-        """
+    def take_up(self) -> list[Sink]:
+        """Use the pending configuration and the current secrets. Return the sinks that are no longer used."""
         self.changed.clear()
         before = self.subscription_set
         if self._pending is not None:
             self.current, self._pending = self._pending, None
             self.undeclared = True
-        if self.follows or tolerant or self.needs_new_secrets():
-            self.subscription_set = rebuild_subscriptions(self.current.subscriptions, self._secrets, before)
+        self.subscription_set = rebuild_subscriptions(self.current.subscriptions, self._secrets, before)
         return before.replaced_by(self.subscription_set)
 
     def database_settings(
@@ -93,12 +89,7 @@ class RelayConfig:
         If there is no URL, keep the URL of the open connection. Raise ``ConfigError`` if there is no connection.
         """
         relay = (self._pending or self.current).relay
-        try:
-            url = database_url(relay, self._secrets)()
-        except ConfigError:
-            if connected is None:
-                raise
-            url = connected.url
+        url = self._url(relay, connected.url if connected else None)
         database, outbox, wake = relay.spec.database, relay.spec.outbox, relay.spec.wake
         settings = StoreSettings(
             layout=TableLayout(outbox.table, renamed(outbox.columns)),
@@ -114,15 +105,16 @@ class RelayConfig:
 
     def url_provider(self, last_url: str) -> UrlProvider:
         """Return a function that reads the database URL, or returns the known one if its secret was removed."""
-        read_url = database_url(self.current.relay, self._secrets)
+        relay = self.current.relay
+        return lambda: self._url(relay, last_url)
 
-        def url() -> str:
-            try:
-                return read_url()
-            except ConfigError:
-                return last_url
-
-        return url
+    def _url(self, relay: OutboxRelay, known: str | None) -> str:
+        try:
+            return database_url(relay, self._secrets)
+        except ConfigError:
+            if known is None:
+                raise
+            return known
 
 
 def _effect(config: Configuration) -> object:

@@ -21,11 +21,7 @@ from mailboat.errors import (
 )
 from mailboat.store.coverage import Coverage
 from mailboat_spec import Reason, relay_status
-from mailboat_spec.relay_status import PartitionStatus, as_json
 
-__all__ = ["PartitionStatus", "RelayState", "RelayStatus", "SubscriptionStatus", "as_json", "reason_for"]
-
-_NOT_ON_THE_WIRE: Final = {"wire": False}
 # The first match wins, so subclasses come before their base class.
 _REASONS: Final[tuple[tuple[type[MailboatError], Reason], ...]] = (
     (SecretMissing, Reason.SECRET_NOT_FOUND),
@@ -51,7 +47,7 @@ class RelayState(StrEnum):
 class SubscriptionStatus(relay_status.SubscriptionStatus):
     """One subscription, with its histograms."""
 
-    meters: DeliveryHistograms | None = field(default=None, metadata=_NOT_ON_THE_WIRE)
+    meters: DeliveryHistograms | None = field(default=None, metadata={"wire": False})
     """Histograms for the metrics."""
 
 

@@ -28,11 +28,8 @@ class SchemaGate:
         """SQL that creates group roles which the relay's user may not create; empty if none is missing."""
         self._about = {"relay": relay}
         self._report_wait = report_wait
-        self._migrating = False
-
-    def in_the_middle(self) -> bool:
-        """Return whether migrations are being applied. If cancelled, the next relay would have to start them again."""
-        return self._migrating
+        self.migrating = False
+        """Whether migrations are being applied. If cancelled, the next relay would have to start them again."""
 
     async def prepare(self, url: UrlProvider, spec: OutboxRelaySpec, deadline: float) -> None:
         """Migrate or verify the schema. Raise ``SchemaMismatch`` if a person has to act."""
@@ -53,7 +50,7 @@ class SchemaGate:
             self.ready = False
             raise
         finally:
-            self._migrating = False
+            self.migrating = False
             await link.close()
 
     def _note_roles(self, report: MigrationReport) -> None:
@@ -67,5 +64,5 @@ class SchemaGate:
         self.missing_roles = remedy
 
     def _begins(self, step: str) -> None:
-        self._migrating = True
+        self.migrating = True
         self._report_wait(f"migration {step} is being applied")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from mailboat.errors import ConfigError, SecretMissing
 from mailboat_spec import OutboxRelay, full_name
@@ -22,20 +22,8 @@ _LARGEST: Final = 1024 * 1024
 """In bytes; Kubernetes has the same limit for a Secret."""
 
 
-class Secrets(Protocol):
-    """Access to secrets by the names used in manifests."""
-
-    def read(self, name: str, key: str) -> str:
-        """Return one value. Raise ``ConfigError`` with the places searched."""
-        ...
-
-    def all(self, name: str) -> dict[str, str]:
-        """Return all keys of a secret. Raise ``ConfigError`` if there are none."""
-        ...
-
-
-class ProcessSecrets:
-    """``Secrets`` from files and from the environment of the process.
+class Secrets:
+    """Secrets by the names used in manifests, from files and from the environment of the process.
 
     A folder, if there is one, has precedence: ``<folder>/<secret>/<key>``, the way a Secret is mounted into a pod. Then
     follow variables: ``MAILBOAT_SECRET_<NAME>_<KEY>``, in capitals, with ``_`` for characters not allowed in a name.
@@ -46,6 +34,7 @@ class ProcessSecrets:
         self._environment = environment
 
     def read(self, name: str, key: str) -> str:
+        """Return one value. Raise ``ConfigError`` with the places searched."""
         places, remedy = f"${_variable(name, key)}", f"it, or into {name}/{key} of a folder that --secrets-dir names"
         if self._folder is not None:
             path = _path(self._folder, name, key)
@@ -59,7 +48,10 @@ class ProcessSecrets:
         )
 
     def all(self, name: str) -> dict[str, str]:
-        """Keys from variables are in lower case with dots (``sasl.password``): variables lose the spelling."""
+        """Return all keys of a secret. Raise ``ConfigError`` if there are none.
+
+        Keys from variables are in lower case with dots (``sasl.password``): variables lose the spelling.
+        """
         prefix = _variable(name, "")
         places, remedy = f"${prefix}...", f"it, or into {name}/ of a folder that --secrets-dir names"
         if self._folder is not None:
@@ -131,35 +123,31 @@ def existing_secrets_folder(directory: Path | None, environment: Mapping[str, st
 
 def find_secrets(directory: Path | None, environment: Mapping[str, str]) -> Secrets:
     """Return the secrets of the folder, if the argument or the environment names one, and of the environment."""
-    return ProcessSecrets(secrets_folder(directory, environment), environment)
+    return Secrets(secrets_folder(directory, environment), environment)
 
 
-def database_url(relay: OutboxRelay, secrets: Secrets) -> Callable[[], str]:
-    """Return a function that reads the URL of a relay's database; it is called for every connection."""
+def database_url(relay: OutboxRelay, secrets: Secrets) -> str:
+    """Return the URL of a relay's database, as the manifest or the secret has it now."""
     database = relay.spec.database
-
-    def url() -> str:
-        if database.url is not None:
-            refuse_foreign_scheme(database.url, f"OutboxRelay {full_name(relay)}: spec.database.url")
-            return database.url
-        assert database.url_secret_ref is not None, "the spec demands one of the two"
-        reference, field = database.url_secret_ref, f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef"
-        try:
-            found = secrets.read(reference.name, reference.key).strip()
-        except ConfigError as error:
-            raise type(error)(f"{field}: {error}") from error
-        where = f"{field}: key {reference.key} of secret {reference.name}"
-        if not found:  # libpq would connect to the local server
-            raise ConfigError(
-                f"{where} is empty. Write the database's URL into it: postgresql://user:password@host:5432/dbname"
-            )
-        refuse_foreign_scheme(found, where)
-        return found
-
-    return url
+    if database.url is not None:
+        _refuse_foreign_scheme(database.url, f"OutboxRelay {full_name(relay)}: spec.database.url")
+        return database.url
+    assert database.url_secret_ref is not None, "the spec demands one of the two"
+    reference, field = database.url_secret_ref, f"OutboxRelay {full_name(relay)}: spec.database.urlSecretRef"
+    try:
+        found = secrets.read(reference.name, reference.key).strip()
+    except ConfigError as error:
+        raise type(error)(f"{field}: {error}") from error
+    where = f"{field}: key {reference.key} of secret {reference.name}"
+    if not found:  # libpq would connect to the local server
+        raise ConfigError(
+            f"{where} is empty. Write the database's URL into it: postgresql://user:password@host:5432/dbname"
+        )
+    _refuse_foreign_scheme(found, where)
+    return found
 
 
-def refuse_foreign_scheme(url: str, where: str) -> None:
+def _refuse_foreign_scheme(url: str, where: str) -> None:
     """Raise ``ConfigError`` for a URL of SQLAlchemy, JDBC or another database, without repeating it."""
     scheme = url.partition("://")[0].lower()
     if scheme.startswith("jdbc:"):

@@ -29,11 +29,11 @@ from mailboat.delivery.progress import ProgressCommitter
 from mailboat.delivery.rebalance import decide, live_relays, orphans, reporter
 from mailboat.delivery.stream import Clock, Stream
 from mailboat.delivery.window_feeder import WindowFeeder
+from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError
 from mailboat.runtime.lag_probe import LagProbe
 from mailboat.runtime.sink_start import await_dead_letter_topic, open_sink
 from mailboat.runtime.timings import Timings
-from mailboat.runtime.totals import Totals
 from mailboat.store.outbox_store import (
     Cursor,
     CursorKey,

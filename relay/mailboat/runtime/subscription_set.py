@@ -15,35 +15,27 @@ from random import Random
 from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import Backoff, RetryPolicy
 from mailboat.delivery.checkpoints import CheckpointHook
-from mailboat.delivery.stream import Clock, Stream, StreamSettings
+from mailboat.delivery.histograms import DeliveryHistograms
+from mailboat.delivery.stream import Stream, StreamSettings
 from mailboat.errors import ConfigError
 from mailboat.runtime.relay_status import reason_for
 from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import Sink, SinkContext
 from mailboat.sinks.registry import build_sink
 from mailboat.store.outbox_store import Subscription
-from mailboat_spec import (
-    EventSubscription,
-    EventSubscriptionSpec,
-    OnExhausted,
-    Ordering,
-    Reason,
-    SecretKeyRef,
-    full_name,
-)
+from mailboat_spec import EventSubscription, OnExhausted, Ordering, Reason, SecretKeyRef, full_name
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamParts:
-    """Sink, encoder and policy of a subscription, which outlive database connections."""
+    """Sink and encoder of a subscription, which outlive database connections."""
 
     resource: EventSubscription
     sink: Sink
     context: SinkContext
     encoder: MessageEncoder
-    settings: StreamSettings
 
     @property
     def name(self) -> str:
@@ -60,20 +52,29 @@ class StreamParts:
         same_spec = new.spec == old.spec.model_copy(update={"state": new.spec.state})
         return same_spec and new.metadata.uid == old.metadata.uid and self.sink is before.sink
 
-    def stream(self, subscription: Subscription, clock: Clock, random: Random, on_checkpoint: CheckpointHook) -> Stream:
+    def stream(
+        self, subscription: Subscription, meters: DeliveryHistograms, random: Random, on_checkpoint: CheckpointHook
+    ) -> Stream:
         """Create the stream for one connected period."""
+        spec, delivery, backoff = self.resource.spec, self.resource.spec.delivery, self.resource.spec.delivery.backoff
+        policy = RetryPolicy(
+            spec.max_attempts,
+            Backoff(backoff.initial.seconds, backoff.factor, backoff.max.seconds, backoff.jitter),
+            dead_letters=delivery.on_exhausted is OnExhausted.DEAD_LETTER,
+        )
+        ordered = spec.ordering is Ordering.KEY
         return Stream(
             subscription.number,
             self.name,
             subscription.generation,
             self.sink,
             self.encoder,
-            self.settings,
+            StreamSettings(spec.batch_size, delivery.timeout.seconds, policy, ordered=ordered),
             pulled=self.pulled,
             dead_letter_topic=self.resource.dead_letter_topic,
-            clock=clock,
             random=random,
             on_checkpoint=on_checkpoint,
+            meters=meters,
         )
 
 
@@ -147,25 +148,19 @@ def _build(resource: EventSubscription, secrets: Secrets, before: StreamParts | 
     Raise ``ConfigError`` if the manifest can't be satisfied.
     """
     spec = resource.spec
+    kept = before if before is not None and before.resource.spec.sink == spec.sink else None
     try:
         context = _sink_context(resource, secrets)
     except ConfigError:
-        if before is None or before.resource.spec.sink != spec.sink:
+        if kept is None:
             raise
         # The secret was removed: continue with the previous values.
-        context = SinkContext(before.context.subscription, spec.delivery.timeout.seconds, before.context.secrets)
-    fits = before is not None and (before.resource.spec.sink, before.context) == (spec.sink, context)
-    sink = before.sink if before is not None and fits else build_sink(spec.sink, context)
+        context = SinkContext(kept.context.subscription, spec.delivery.timeout.seconds, kept.context.secrets)
+    sink = kept.sink if kept is not None and kept.context == context else build_sink(spec.sink, context)
     # The source of an event is the outbox it was written to, independent of the subscription.
     outbox = f"mailboat/{resource.metadata.namespace}/{spec.relay}"
     encoder = MessageEncoder(spec.format, source=outbox, header_prefix=sink.traits.header_prefix)
-    settings = StreamSettings(
-        batch_size=spec.batch_size,
-        timeout=spec.delivery.timeout.seconds,
-        policy=_policy(spec),
-        ordered=spec.ordering is Ordering.KEY,
-    )
-    return StreamParts(resource, sink, context, encoder, settings)
+    return StreamParts(resource, sink, context, encoder)
 
 
 def _sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
@@ -177,12 +172,3 @@ def _sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
         else:
             found |= secrets.all(reference.name)
     return SinkContext(full_name(resource), resource.spec.delivery.timeout.seconds, found)
-
-
-def _policy(spec: EventSubscriptionSpec) -> RetryPolicy:
-    delivery, backoff = spec.delivery, spec.delivery.backoff
-    return RetryPolicy(
-        spec.max_attempts,
-        Backoff(backoff.initial.seconds, backoff.factor, backoff.max.seconds, backoff.jitter),
-        dead_letters=delivery.on_exhausted is OnExhausted.DEAD_LETTER,
-    )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mailboat.delivery.partition_worker import PartitionWorker
-from mailboat.runtime.relay_status import PartitionStatus, SubscriptionStatus
+from mailboat.delivery.worker_counters import Totals
+from mailboat.runtime.relay_status import SubscriptionStatus
 from mailboat.runtime.session import RelaySession
 from mailboat.runtime.subscription_set import InvalidSubscription
-from mailboat.runtime.totals import Totals
 from mailboat.store.outbox_store import Backlog, Lag
 from mailboat_spec import EventSubscription, full_name
+from mailboat_spec.relay_status import PartitionStatus
 
 STALLED_AFTER = 90.0
 """Seconds without progress of the committer after which only a restart helps. Every wait of the committer ends sooner:
@@ -20,12 +21,6 @@ idle waits after ``ACTIVE_EVERY``, database queries with the statement deadline.
 def stalled(session: RelaySession, now: float) -> bool:
     """Return whether a running session makes no progress."""
     return now - session.committer.active_at > STALLED_AFTER
-
-
-def delivered(name: str, session: RelaySession | None, totals: Totals) -> int:
-    """Return the events delivered since the process started, by ended and running workers."""
-    live = (owned.worker for owned in session.owned.values() if owned.worker.stream.name == name) if session else ()
-    return totals.delivered[name] + sum(worker.counters.delivered for worker in live)
 
 
 def failed_status(failed: InvalidSubscription, totals: Totals) -> SubscriptionStatus:
@@ -53,74 +48,82 @@ def subscription_status(
     ``now``: time by the clock of the session.
     """
     name = full_name(resource)
+    meters, ended_with = totals.meters[name], totals.last_error.get(name)
     number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None
-    workers = (
-        {key.partition: owned.worker for key, owned in session.owned.items() if key.subscription == number}
-        if session
-        else {}
-    )
-    backlog = session.lag.backlogs.get(number) if session and number is not None else None
-    caught_up = session is not None and number is not None and session.caught_up(number)
-    probe_error = session.lag.errors.get(number) if session and number is not None else None
-    unknown = Lag(0, None, bounded=probe_error is not None and not caught_up)
-    owned = []
-    for partition, worker in sorted(workers.items()):
-        lag = backlog.partitions.get(partition, Lag(0, None)) if backlog and not caught_up else unknown
-        pending = max(lag.pending, worker.pending)
-        owned.append(
-            PartitionStatus(
-                partition,
-                pending,
-                lag.bounded,
-                lag.oldest_age if pending else None,
-                worker.parked.count,
-                worker.counters.delivered,
-                worker.parked.problem or worker.counters.current_error(worker.parked.count),
-            )
+    if session is None or number is None:
+        past, past_age = _last_error((), ended_with, now)
+        return SubscriptionStatus(
+            name=name,
+            sink=resource.spec.sink.kind,
+            partitions=resource.spec.partitions,
+            published=totals.delivered[name],
+            refused=totals.refused[name],
+            rate=meters.rate.at(now),
+            sink_reachable=None,
+            last_error=past,
+            last_error_age=past_age,
+            meters=meters,
         )
-    if session is not None and number in session.reported:
-        owned = _counted(range(session.subscriptions[number].partitions), backlog)
-    orphans = _counted(sorted(session.orphans.get(number, ())), backlog) if session and number and backlog else []
+    subscription, stream = session.subscriptions[number], session.streams[number]
+    keys = sorted((key for key in session.owned if key.subscription == number), key=lambda key: key.partition)
+    workers = [session.owned[key].worker for key in keys]
+    backlog, probe_error = session.lag.backlogs.get(number), session.lag.errors.get(number)
+    owned = _owned(session, number, workers)
+    orphans = _counted(sorted(session.orphans.get(number, ())), backlog) if backlog else []
     counted = [*owned, *orphans]
-    subscription = session.subscriptions.get(number) if session and number is not None else None
-    stream = session.streams.get(number) if session and number is not None else None
-    unavailable = next((p.counters.unavailable for p in workers.values() if p.counters.unavailable), None)
-    problem = unavailable or (stream.problem if stream else None)
-    topic_problem = stream.dead_topic.problem if stream else None
-    current = problem or topic_problem or next((p.parked.problem for p in workers.values() if p.parked.problem), None)
-    past, past_age = _last_error(workers.values(), totals.last_error.get(name), now)
+    unavailable = next((w.counters.unavailable for w in workers if w.counters.unavailable), None) or stream.problem
+    full = next((w.parked.problem for w in workers if w.parked.problem), None)
+    current = unavailable or stream.dead_topic.problem or full
+    past, past_age = _last_error(workers, ended_with, now)
     lag_error = f"lag is as it was last known: {probe_error}" if probe_error else None
     return SubscriptionStatus(
         name=name,
         sink=resource.spec.sink.kind,
-        state="Paused" if subscription and subscription.paused else "Running",
-        partitions=subscription.partitions if subscription else resource.spec.partitions,
+        state="Paused" if subscription.paused else "Running",
+        partitions=subscription.partitions,
         lag=sum(p.lag for p in counted),
         lag_bounded=any(p.lag_bounded for p in counted),
         oldest_age=max((p.oldest_age for p in counted if p.oldest_age is not None), default=None),
         parked=sum(p.parked for p in counted),
         dead=backlog.dead if backlog else 0,
-        published=delivered(name, session, totals),
-        refused=totals.refused[name] + sum(p.counters.refused for p in workers.values()),
-        rate=totals.meters[name].rate.at(now),
-        sink_reachable=False if problem else True if stream and stream.ready else None,
+        published=totals.delivered[name] + sum(w.counters.delivered for w in workers),
+        refused=totals.refused[name] + sum(w.counters.refused for w in workers),
+        rate=meters.rate.at(now),
+        sink_reachable=False if unavailable else True if stream.ready else None,
         last_error=current or past or lag_error,
         last_error_age=0.0 if current or (lag_error and not past) else past_age,
-        meters=totals.meters[name],
+        meters=meters,
         blocked=backlog.blocked if backlog else 0,
         owned=tuple(owned),
         orphans=tuple(orphans),
         owners={h.key.partition: h.owner for h in session.membership.holdings if h.key.subscription == number}
-        if session and session.membership
+        if session.membership
         else {},
     )
 
 
+def _owned(session: RelaySession, number: int, workers: Iterable[PartitionWorker]) -> list[PartitionStatus]:
+    """Return the status of the partitions that this relay delivers or, of a pull subscription, reports."""
+    backlog, caught_up = session.lag.backlogs.get(number), session.caught_up(number)
+    if number in session.reported:
+        return _counted(range(session.subscriptions[number].partitions), backlog)
+    unknown = Lag(0, None, bounded=number in session.lag.errors and not caught_up)
+    found = []
+    for worker in workers:
+        partition, parked = worker.lease.key.partition, worker.parked
+        lag = backlog.partitions.get(partition, Lag(0, None)) if backlog and not caught_up else unknown
+        pending = max(lag.pending, worker.pending)
+        age = lag.oldest_age if pending else None
+        error = parked.problem or worker.counters.current_error(parked.count)
+        published = worker.counters.delivered
+        found.append(PartitionStatus(partition, pending, lag.bounded, age, parked.count, published, error))
+    return found
+
+
 def _last_error(
-    workers: Iterable[PartitionWorker], ended: tuple[str, float] | None, now: float
+    workers: Sequence[PartitionWorker], ended: tuple[str, float] | None, now: float
 ) -> tuple[str | None, float | None]:
     """Return the newest error that no success has followed, with its age; (None, None) without one."""
-    workers = list(workers)
     errors = [
         (worker.counters.error_at, error)
         for worker in workers
@@ -136,7 +139,7 @@ def _last_error(
 
 def _counted(partitions: Iterable[int], backlog: Backlog | None) -> list[PartitionStatus]:
     """Return the status of partitions that this relay does not deliver: of consumers, or of a silent relay."""
-    counts = backlog or Backlog({}, {}, 0, 0)
+    counts = backlog or Backlog()
     lags = [(partition, counts.partitions.get(partition, Lag(0, None))) for partition in partitions]
     return [
         PartitionStatus(partition, lag.pending, lag.bounded, lag.oldest_age, counts.parked.get(partition, 0), 0, None)
