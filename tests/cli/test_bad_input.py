@@ -210,7 +210,7 @@ def test_a_bug_is_not_thrown_at_the_user(place, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("postgresql://me:hunter2@host/db")
 
-    monkeypatch.setattr("mailboat.cli.status.outboxes", broken)
+    monkeypatch.setattr("mailboat.cli.options.outboxes_of", broken)
     message = refused(place, 1, "status")
     assert "This is a bug in Mailboat" in message
     assert "hunter2" not in message

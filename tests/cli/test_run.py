@@ -6,13 +6,14 @@ import asyncio
 import json
 import signal
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from mailboat.cli.process import Process, RunOptions
+from mailboat.cli.run import Process, RunOptions
 from mailboat.http.auth import CallerAuth
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
@@ -109,7 +110,7 @@ async def test_a_secret_that_is_swapped_while_relays_are_made_is_taken_up(tmp_pa
     login.fill({"sasl.password": "old"})
     options = RunOptions((), tmp_path, find_secrets(tmp_path, {}), "r1", ("127.0.0.1", 0), CallerAuth())
     told = asyncio.Event()
-    async with Process(options) as process:
+    async with aclosing(Process(options)) as process:
         # A stub of a relay that has read the old secret already.
         process.relays.append(cast(Relay, SimpleNamespace(name="shop/orders", refresh=told.set)))
         version = login.fill({"sasl.password": "new"})

@@ -209,7 +209,7 @@ def test_a_subscription_is_failed_only_if_no_relay_can_run_it():
     assert (line.ready_text, line.last_error) == ("True", "secret kafka was not found")
     told = from_relays(documents(lacking))
     plain = StatusLine("shop/orders-to-kafka", None, "Running", 4, {}, lag=7)
-    assert enriched(plain, told).ready_text == "Failed"
+    assert enriched(plain, told[0]).ready_text == "Failed"
 
 
 def test_the_overview_fits_80_columns_and_the_details_have_the_whole_error():
@@ -232,9 +232,10 @@ def test_the_overview_fits_80_columns_and_the_details_have_the_whole_error():
 
 def test_lag_comes_from_the_database_and_the_rest_from_relays():
     plain = StatusLine("shop/orders-to-kafka", None, "Running", 4, {}, lag=7)
-    line = enriched(plain, from_relays(documents(subscription(last_error="no broker", sink_reachable=False))))
+    (told,) = from_relays(documents(subscription(last_error="no broker", sink_reachable=False)))
+    line = enriched(plain, told)
     assert (line.lag, line.rate, line.sink, line.last_error, line.ready) == (7, 12.5, "kafka", "no broker", False)
-    assert enriched(replace(plain, name="a/b"), from_relays(documents(subscription()))).rate is None
+    assert enriched(plain, None).rate is None
 
 
 def test_on_a_terminal_the_readiness_is_coloured_and_nothing_is_markup():

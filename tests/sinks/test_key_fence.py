@@ -55,6 +55,15 @@ def test_a_block_lasts_for_the_whole_call() -> None:
         assert second.blocked == {"k"}
 
 
+def test_a_call_that_has_begun_is_not_blocked_by_others() -> None:
+    stops = KeyFence()
+    with stops.call() as first, stops.call() as second:
+        first.begin()
+        second.stop("k")
+        assert first.blocked == set()
+        assert not first.is_sole("k")
+
+
 def test_a_message_without_a_key_blocks_no_call() -> None:
     stops = KeyFence()
     with stops.call() as first:
@@ -81,4 +90,4 @@ def test_a_call_that_was_never_awaited_is_released() -> None:
     with stops.call() as first:
         first.begin()
         first.stop("k")
-    assert len(stops._waiting) == 0
+    assert len(stops._calls) == 0

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mailboat.cli.options import with_logging, with_manifests
+from mailboat.cli.options import ManifestSource, with_logging, with_manifests
 from mailboat.errors import ConfigError
-from mailboat_spec.structured_logs import LogFormat, configure
 
 if TYPE_CHECKING:
     from mailboat.consumer import Consumer
@@ -27,23 +26,14 @@ if TYPE_CHECKING:
     help="Outbox: transactions at the same time. Source: events at the same time.",
 )
 @with_logging
-def consume(
-    files: tuple[Path, ...],
-    secrets_dir: Path | None,
-    target: str,
-    listen: str | None,
-    concurrency: int | None,
-    log_level: str,
-    log_format: str,
-) -> None:
+def consume(source: ManifestSource, target: str, listen: str | None, concurrency: int | None) -> None:
     """Run the handlers of a subscription until SIGTERM or SIGINT: one with sink pull, or one with a source.
 
     MODULE:CONSUMER names a mailboat.Consumer, as in shop.billing:consumer; the module is looked for in the current
     folder first. At the first signal, running handlers finish and their transactions commit.
     """
-    configure("mailboat", log_level, LogFormat(log_format))
     consumer = find_consumer(target)
-    consumer.configure(manifests=files, secrets_dir=secrets_dir, listen=listen, concurrency=concurrency)
+    consumer.configure(manifests=source.files, secrets_dir=source.secrets_dir, listen=listen, concurrency=concurrency)
     consumer.run()
 
 

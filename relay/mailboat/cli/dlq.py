@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from mailboat.cli.event_filter import Selection, no_such_dead_letter, print_list, query_all, with_selection
-from mailboat.cli.options import Outbox, is_called, outboxes, seconds, with_manifests
-from mailboat.cli.output import counted, describe, json_line, json_row, moment, named, shortened
+from mailboat.cli.event_filter import Selection, no_such_dead_letter, with_selection
+from mailboat.cli.options import ManifestSource, duration_option, is_called, with_manifests
+from mailboat.cli.output import counted, describe, json_line, json_row, key_cell, moment, named, shortened
 from mailboat.errors import ConfigError
 from mailboat.runtime.manifest_files import load
-from mailboat.runtime.secrets import find_secrets
 from mailboat.store.admin import dead_letters
 from mailboat.store.admin.dead_letters import Candidate, DeadLetter
 from mailboat_spec import full_name
@@ -24,7 +21,17 @@ from mailboat_spec import full_name
 if TYPE_CHECKING:
     from mailboat.cli.topic_dead_letters import TopicDeadLetters
 
-_HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYED", "REASON", "ERROR")
+_COLUMNS: Final[Mapping[str, Callable[[DeadLetter], str]]] = {
+    "ID": lambda letter: str(letter.dead_id),
+    "SUBSCRIPTION": lambda letter: letter.subscription,
+    "TYPE": lambda letter: letter.type,
+    "KEY": lambda letter: key_cell(letter.key),
+    "ATTEMPTS": lambda letter: str(letter.attempts),
+    "DIED": lambda letter: moment(letter.died_at),
+    "REPLAYED": lambda letter: moment(letter.replayed_at),
+    "REASON": lambda letter: letter.reason,
+    "ERROR": lambda letter: shortened(letter.last_error, 100),
+}
 
 
 @click.group()
@@ -32,12 +39,12 @@ def dlq() -> None:
     """Dead letters: events that were given up on."""
 
 
-def _consumer_topic(files: Sequence[Path], secrets_dir: Path | None, selection: Selection) -> TopicDeadLetters | None:
+def _consumer_topic(source: ManifestSource, selection: Selection) -> TopicDeadLetters | None:
     """Return the topic of the selected subscription; None if its dead letters are in a database.
 
     Without --subscription, the only consumer of the manifests is meant if there is no OutboxRelay.
     """
-    manifests = load(files, needs_relay=False)
+    manifests = load(source.files, needs_relay=False)
     consumers = [each for each in manifests.subscriptions if each.spec.source is not None]
     name = selection.filter.subscription
     if name is not None:
@@ -50,7 +57,7 @@ def _consumer_topic(files: Sequence[Path], secrets_dir: Path | None, selection: 
         raise click.UsageError(f"say --subscription: one of {', '.join(map(full_name, consumers))}")
     from mailboat.cli.topic_dead_letters import TopicDeadLetters  # imports the consumer kit
 
-    return TopicDeadLetters(consumers[0], find_secrets(secrets_dir, os.environ))
+    return TopicDeadLetters(consumers[0], source.secrets)
 
 
 @dlq.command("list")
@@ -58,39 +65,17 @@ def _consumer_topic(files: Sequence[Path], secrets_dir: Path | None, selection: 
 @with_selection
 @click.option("--replayed", is_flag=True, help="Show those that were replayed, too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object per line.")
-def list_(
-    files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, replayed: bool, as_json: bool
-) -> None:
+async def list_(source: ManifestSource, selection: Selection, replayed: bool, as_json: bool) -> None:
     """List dead letters, the newest last.
 
     Those of a consumer behind a broker are on its dead-letter topic: say --subscription.
     """
-    if (topic := _consumer_topic(files, secrets_dir, selection)) is not None:
-        return topic.list_letters(selection, replayed=replayed, as_json=as_json)
+    if (topic := _consumer_topic(source, selection)) is not None:
+        return await topic.list_letters(selection, replayed=replayed, as_json=as_json)
     query = partial(dead_letters.list_dead, replayed=replayed, limit=selection.limit)
-    letters = asyncio.run(query_all(outboxes(files, secrets_dir), "dlq list", selection, query))
-    print_list(
-        letters,
-        _HEADER,
-        _cells,
-        to_json=json_row if as_json else None,
-        empty="no dead letters" + (" match" if selection.narrows else ""),
-        limited_to=selection.limited_to(letters, "newest"),
-    )
-
-
-def _cells(letter: DeadLetter) -> tuple[str, ...]:
-    return (
-        str(letter.dead_id),
-        letter.subscription,
-        letter.type,
-        "-" if letter.key is None else shortened(letter.key, 40),
-        str(letter.attempts),
-        moment(letter.died_at),
-        moment(letter.replayed_at),
-        letter.reason,
-        shortened(letter.last_error, 100),
-    )
+    letters = await selection.query(source.outboxes(), "dlq list", query)
+    empty = "no dead letters" + (" match" if selection.narrows else "")
+    selection.print(letters, _COLUMNS, json_row if as_json else None, empty=empty, order="newest")
 
 
 @dlq.command()
@@ -98,21 +83,16 @@ def _cells(letter: DeadLetter) -> tuple[str, ...]:
 @with_manifests
 @click.option("--subscription", metavar="NAME", help="Of this subscription (namespace/name, or the name alone).")
 @click.option("--json", "as_json", is_flag=True, help="For programs: the dead letter as one JSON document per line.")
-def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None, subscription: str | None, as_json: bool) -> None:
+async def show(source: ManifestSource, id: str, subscription: str | None, as_json: bool) -> None:
     """Show everything about the dead letter ID (as in the list, or the event's id): failure, headers, payload."""
     selection = Selection.of_id(id, subscription)
-    if (topic := _consumer_topic(files, secrets_dir, selection)) is not None:
-        return topic.show_letters(selection, as_json=as_json)
-    query = partial(dead_letters.show_dead, limit=10)
-    letters = asyncio.run(query_all(outboxes(files, secrets_dir), "dlq show", selection, query))
+    if (topic := _consumer_topic(source, selection)) is not None:
+        return await topic.show_letters(selection, as_json=as_json)
+    letters = await selection.query(source.outboxes(), "dlq show", partial(dead_letters.show_dead, limit=10))
     if not letters:
         raise no_such_dead_letter(id)
-    documents = [letter.pop("document") for letter in letters]
-    if as_json:
-        for document in documents:
-            click.echo(json_line(document))
-        return
-    click.echo("\n\n".join(map(describe, letters)))
+    documents = [json_line(letter.pop("document")) for letter in letters]
+    click.echo("\n".join(documents) if as_json else "\n\n".join(map(describe, letters)))
 
 
 @dlq.command()
@@ -121,14 +101,7 @@ def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None, subscriptio
 @click.option("--dry-run", is_flag=True, help="Say what would be replayed, and change nothing.")
 @click.option("--rate", type=click.FloatRange(min=0.01), metavar="N", help="At most N events per second.")
 @click.option("--again", is_flag=True, help="Those that were replayed before, too.")
-def replay(
-    files: tuple[Path, ...],
-    secrets_dir: Path | None,
-    selection: Selection,
-    dry_run: bool,
-    rate: float | None,
-    again: bool,
-) -> None:
+async def replay(source: ManifestSource, selection: Selection, dry_run: bool, rate: float | None, again: bool) -> None:
     """Send dead letters once more.
 
     They go to the head of their key's queue, in their own order, with a new count of attempts, marked as a replay; the
@@ -139,14 +112,9 @@ def replay(
     consumer only. Interrupted, the same command continues; --again begins at the oldest one.
     """
     selection.require_filter()
-    if (topic := _consumer_topic(files, secrets_dir, selection)) is not None:
-        return asyncio.run(topic.replay_letters(selection, dry_run=dry_run, rate=rate, again=again))
-    asyncio.run(_replay(outboxes(files, secrets_dir), selection, dry_run, rate, again))
-
-
-async def _replay(
-    chosen: Sequence[Outbox], selection: Selection, dry_run: bool, rate: float | None, again: bool
-) -> None:
+    if (topic := _consumer_topic(source, selection)) is not None:
+        return await topic.replay_letters(selection, dry_run=dry_run, rate=rate, again=again)
+    chosen = source.outboxes()
     await selection.must_exist(chosen)
     replayed = matched = 0
     for outbox in chosen:
@@ -204,55 +172,35 @@ def _named(each: Candidate) -> str:
 
 def paced(chosen: Sequence[Candidate], rate: float | None) -> list[tuple[Sequence[Candidate], float]]:
     """Return batches, each with the delay in seconds before it."""
-    if not chosen:
-        return []
-    if rate is None:
-        return [(chosen, 0.0)]
-    size = max(1, int(rate))
-    starts = range(0, len(chosen), size)
-    return [(chosen[start : start + size], size / rate if start else 0.0) for start in starts]
+    size = len(chosen) if rate is None else max(1, int(rate))
+    starts = range(0, len(chosen), size or 1)
+    return [(chosen[start : start + size], size / rate if rate and start else 0.0) for start in starts]
 
 
 @dlq.command()
 @with_manifests
 @with_selection
-@click.option(
-    "--older-than",
-    type=seconds,
-    metavar="DURATION",
-    default="720h",
-    show_default=True,
-    help="Replayed longer ago than this.",
-)
+@duration_option("--older-than", default="720h", help="Replayed longer ago than this.")
 @click.option("--yes", is_flag=True, help="Yes, delete them.")
-def purge(
-    files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, older_than: float, yes: bool
-) -> None:
+async def purge(source: ManifestSource, selection: Selection, older_than: float, yes: bool) -> None:
     """Delete dead letters that were replayed, the oldest first. Those that were not are never deleted.
 
     Needs a filter, or --all; --limit then says how many of them at most.
     """
     selection.require_filter()
-    if (topic := _consumer_topic(files, secrets_dir, selection)) is not None:
+    if (topic := _consumer_topic(source, selection)) is not None:
         raise ConfigError(
             f"the dead letters of {topic.access.name} are on topic {topic.access.topic}: its retention deletes them."
         )
     if not yes:
         raise ConfigError("this deletes dead letters for good: say --yes.")
-
-    async def delete() -> int:
-        chosen = outboxes(files, secrets_dir)
-        if selection.by_id and not await query_all(
-            chosen, "dlq purge", selection, partial(dead_letters.show_dead, limit=1)
-        ):
-            raise no_such_dead_letter(selection.id)
-        await selection.must_exist(chosen)
-        deleted = 0
-        for outbox in chosen:
-            left = None if selection.limit is None else selection.limit - deleted
-            async with outbox.link("dlq purge") as link:
-                match = selection.match(outbox.table)
-                deleted += await dead_letters.purge(link, match, older_than=older_than, limit=left)
-        return deleted
-
-    click.echo(f"{counted(asyncio.run(delete()), 'dead letter')} deleted")
+    chosen = source.outboxes()
+    found = await selection.query(chosen, "dlq purge", partial(dead_letters.show_dead, limit=1))
+    if selection.by_id and not found:
+        raise no_such_dead_letter(selection.id)
+    deleted = 0
+    for outbox in chosen:
+        left = None if selection.limit is None else selection.limit - deleted
+        async with outbox.link("dlq purge") as link:
+            deleted += await dead_letters.purge(link, selection.match(outbox.table), older_than=older_than, limit=left)
+    click.echo(f"{counted(deleted, 'dead letter')} deleted")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
 import mailboat
 from mailboat.cli.manifests import mismatch
-from mailboat.cli.options import Outbox, outboxes, with_manifests
+from mailboat.cli.options import ManifestSource, Outbox, is_called, with_manifests
 from mailboat.errors import ConfigError, EmitRefused, SchemaMismatch
 from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
@@ -42,23 +40,15 @@ _WORDS: Final = (
 @click.option("--key", help="What order is kept by.")
 @click.option("--aggregate-type", help="Kind of thing the event is about.")
 @click.option("--aggregate-id", help="Which one; also the key, where none is given.")
-@click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Header. May be given again.",
-)
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header. May be given again.")
 @click.option("--tag", "tags", multiple=True, help="Tag, for filters. May be given again.")
 @click.option("--content-type", help="Media type of the payload. [default: application/json]")
-def emit(
+async def emit(
+    source: ManifestSource,
     type: str,
     payload: str | None,
-    files: tuple[Path, ...],
-    secrets_dir: Path | None,
     relay: str | None,
     headers: tuple[str, ...],
-    content_type: str | None,
     **given: Any,
 ) -> None:
     """Write one event of TYPE with PAYLOAD (JSON unless --content-type says otherwise; none: a tombstone).
@@ -69,10 +59,8 @@ def emit(
       mailboat emit order.placed '{"order": "o-1"}' --aggregate-type order --aggregate-id o-1 --tag eu
       mailboat emit note.added 'plain text' --content-type text/plain
     """
-    available = chosen = outboxes(files, secrets_dir)
-    if relay is not None:
-        names = [(full_name(each.relay), each.relay.metadata.name) for each in chosen]
-        chosen = [each for each, name in zip(chosen, names, strict=True) if relay in name]
+    available = source.outboxes()
+    chosen = [each for each in available if relay is None or is_called(full_name(each.relay), relay)]
     if len(chosen) != 1:
         relays = ", ".join(full_name(each.relay) for each in available)
         if not chosen:
@@ -81,25 +69,10 @@ def emit(
     for header in headers:
         if "=" not in header:
             raise click.BadParameter(f"{header!r} is not NAME=VALUE", param_hint="--header")
-    fields = dict(header.split("=", 1) for header in headers)
-
-    async def write() -> None:
-        async with chosen[0].link("emit") as link, link.transaction():
-            event_id = await mailboat.emit(
-                link.connection,
-                type,
-                payload,
-                headers=fields,
-                content_type=content_type,
-                outbox=chosen[0].table,
-                **given,
-            )
-        click.echo(str(event_id))
-        if note := unmatched_note(chosen[0], type, given["aggregate_type"], given["tags"]):
-            click.echo(safe(note), err=True)
-
+    given["headers"] = dict(header.split("=", 1) for header in headers)
     try:
-        asyncio.run(write())
+        async with chosen[0].link("emit") as link, link.transaction():
+            event_id = await mailboat.emit(link.connection, type, payload, outbox=chosen[0].table, **given)
     except EmitRefused as refusal:
         raise EmitRefused(by_flags(str(refusal))) from refusal
     except SchemaMismatch as error:
@@ -107,6 +80,9 @@ def emit(
         if getattr(cause, "sqlstate", None) == _INSUFFICIENT_PRIVILEGE and (notes := getattr(cause, "__notes__", None)):
             raise SchemaMismatch(f"{str(error).partition('. ')[0]}: {notes[0]}") from error  # not the relay's grant
         raise
+    click.echo(str(event_id))
+    if note := unmatched_note(chosen[0], type, given["aggregate_type"], given["tags"]):
+        click.echo(safe(note), err=True)
 
 
 def unmatched_note(outbox: Outbox, type: str, aggregate_type: str | None, tags: Sequence[str]) -> str:

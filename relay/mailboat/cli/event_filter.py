@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import wraps
 from typing import Any, TypeVar
 
 import click
 
-from mailboat.cli.options import Outbox, like_pattern, point_in_time, refuse_unknown
+from mailboat.cli.options import Command, Outbox, like_pattern, point_in_time, refuse_unknown
 from mailboat.cli.output import columns
 from mailboat.errors import ConfigError
 from mailboat.store.admin.selection import Match
@@ -22,6 +21,8 @@ Found = TypeVar("Found")
 
 _DEFAULT_LIMIT = 100
 _ANY = Match(outbox="")
+_FILTER_OPTIONS = ("subscription", "key", "type", "since", "until", "error")
+_SINCE = "Not before this time, or so long ago: 2026-01-31T12:00:00Z, 2h."
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,54 +66,46 @@ class Selection:
         if self.filter.subscription is not None:
             await refuse_unknown(chosen, self.filter.subscription)
 
-    def limited_to(self, found: Sequence[object], order: str) -> str | None:
-        """Return a name for a result that the limit may have cut, such as "newest 100"; else None."""
-        return f"{order} {self.limit}" if self.limit is not None and len(found) >= self.limit else None
-
     @property
     def id(self) -> str:
         """The value of --id, for messages."""
         return str(self.place or self.filter.event_id or self.filter.number)
 
+    async def query(
+        self,
+        chosen: Sequence[Outbox],
+        purpose: str,
+        query: Callable[[PostgresConnection, Match], Awaitable[list[Found]]],
+    ) -> list[Found]:
+        """Run a query on all outboxes and return the combined result."""
+        await self.must_exist(chosen)
+        found: list[Found] = []
+        for outbox in chosen:
+            async with outbox.link(purpose) as link:
+                found += await query(link, self.match(outbox.table))
+        return found
 
-async def query_all(
-    chosen: Sequence[Outbox],
-    purpose: str,
-    selection: Selection,
-    query: Callable[[PostgresConnection, Match], Awaitable[list[Found]]],
-) -> list[Found]:
-    """Run a query on all outboxes and return the combined result."""
-    await selection.must_exist(chosen)
-    found: list[Found] = []
-    for outbox in chosen:
-        async with outbox.link(purpose) as link:
-            found += await query(link, selection.match(outbox.table))
-    return found
+    def print(
+        self,
+        found: Sequence[Found],
+        table: Mapping[str, Callable[[Found], str]],
+        to_json: Callable[[Found], str] | None,
+        *,
+        empty: str,
+        order: str,
+    ) -> None:
+        """Print rows as a table of these columns, or one JSON object per line if ``to_json`` is given.
 
-
-def print_list(
-    found: Sequence[Found],
-    header: Sequence[str],
-    cells: Callable[[Found], Sequence[str]],
-    *,
-    to_json: Callable[[Found], str] | None,
-    empty: str,
-    limited_to: str | None,
-) -> None:
-    """Print rows as a table, or one JSON object per line if ``to_json`` is given.
-
-    ``limited_to`` names the rows if there may be more, as in "newest 100".
-    """
-    if to_json is not None:
-        for each in found:
-            click.echo(to_json(each))
-    elif not found:
-        click.echo(empty)
-    else:
-        for line in columns(header, map(cells, found)):
-            click.echo(line)
-        if limited_to is not None:
-            click.echo(f"(the {limited_to}; --all shows all of them)", err=True)
+        ``empty`` is printed if there is no row. ``order`` names the rows that the limit keeps, such as "newest".
+        """
+        if to_json is not None:
+            for each in found:
+                click.echo(to_json(each))
+            return
+        lines = columns(tuple(table), ([cell(each) for cell in table.values()] for each in found))
+        click.echo("\n".join(lines) if found else empty)
+        if self.limit is not None and len(found) >= self.limit:
+            click.echo(f"(the {order} {self.limit}; --all shows all of them)", err=True)
 
 
 def no_such_dead_letter(id: str) -> ConfigError:
@@ -131,19 +124,14 @@ def _id(text: str) -> tuple[int | None, str | None, str | None]:
         raise click.BadParameter(f"{text!r} is neither a number nor an event's id (a UUID)", param_hint="ID") from None
 
 
-def with_selection(command: Callable[..., None]) -> Callable[..., None]:
+def with_selection(command: Command) -> Command:
     """Add the filter options to a command, which receives them as ``selection``."""
 
     @click.option("--subscription", metavar="NAME", help="Of this subscription (namespace/name, or the name alone).")
     @click.option("--id", "id_", metavar="ID", help="The number in the list, or the event's id.")
     @click.option("--key", help="Of this key.")
-    @click.option("--type", "type_", type=like_pattern, metavar="PATTERN", help="Of event types like this: order.*")
-    @click.option(
-        "--since",
-        type=point_in_time,
-        metavar="TIME",
-        help="Not before this time, or so long ago: 2026-01-31T12:00:00Z, 2h.",
-    )
+    @click.option("--type", type=like_pattern, metavar="PATTERN", help="Of event types like this: order.*")
+    @click.option("--since", type=point_in_time, metavar="TIME", help=_SINCE)
     @click.option("--until", type=point_in_time, metavar="TIME", help="Before this time, or so long ago.")
     @click.option("--error", "--reason", "error", metavar="TEXT", help="With this in the reason or the error.")
     @click.option(
@@ -151,24 +139,12 @@ def with_selection(command: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option("--all", "all_", is_flag=True, help="All of them.")
     @wraps(command)
-    def wrapper(
-        *,
-        subscription: str | None,
-        id_: str | None,
-        key: str | None,
-        type_: str | None,
-        since: datetime | None,
-        until: datetime | None,
-        error: str | None,
-        limit: int | None,
-        all_: bool,
-        **options: Any,
-    ) -> None:
+    def wrapper(id_: str | None, limit: int | None, all_: bool, **options: Any) -> Any:
         number, event_id, place = _id(id_) if id_ is not None else (None, None, None)
-        filter_ = Match("", subscription, number, event_id, key, type_, since, until, error)
-        selection = Selection(filter_, limit, all_, place)
+        fields = {name: options.pop(name) for name in _FILTER_OPTIONS}
+        selection = Selection(Match("", number=number, event_id=event_id, **fields), limit, all_, place)
         if limit is None and not all_ and not selection.narrows:
             selection = Selection(limit=_DEFAULT_LIMIT)
-        command(selection=selection, **options)
+        return command(selection=selection, **options)
 
     return wrapper

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from mailboat.cli.options import DEFAULT_MANIFEST, PATH, manifest_option, manifests_of, outboxes
+from mailboat.cli.options import DEFAULT_MANIFEST, PATH, ManifestSource, manifest_option, manifests_of
 from mailboat.cli.output import columns, counted
 from mailboat.errors import ConfigError
 from mailboat.runtime.manifest_files import warnings
@@ -186,7 +186,7 @@ def sql(files: tuple[Path, ...]) -> None:
     They read events and settle progress; filters and columns of the manifests are part of their text. Needs no
     database. To see a plan, write explain before a statement.
     """
-    for outbox in outboxes(files, None):
+    for outbox in ManifestSource(files).outboxes():
         script = psql_script(outbox.layout, outbox.subscriptions)
         about = f"-- OutboxRelay {full_name(outbox.relay)}, outbox {outbox.table}"
         click.echo(f"{about}\n{script}\n" if script else f"{about}: no subscription that a relay delivers")

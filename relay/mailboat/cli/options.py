@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import wraps
+from inspect import iscoroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -25,9 +28,9 @@ from mailboat.store.admin.overview import KnownSubscription, known_subscriptions
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.table import TableLayout, renamed
 from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, OutboxRelay, Pattern, full_name
-from mailboat_spec.structured_logs import LogFormat
+from mailboat_spec.structured_logs import LogFormat, configure
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command = Callable[..., Any]
 
 _DEADLINE = 30.0
 _HINT = "\nCheck that the server runs and can be reached from here, and the host, port, user and password of the URL."
@@ -72,27 +75,54 @@ secrets_option = click.option(
 
 
 def with_manifests(command: Command) -> Command:
-    """Add -f and --secrets-dir to a command."""
-    return manifest_option(secrets_option(command))
+    """Add -f and --secrets-dir to a command, which receives them as ``source``. It may be a coroutine function."""
+
+    @manifest_option
+    @secrets_option
+    @wraps(command)
+    def wrapper(files: tuple[Path, ...], secrets_dir: Path | None, **options: Any) -> None:
+        result = command(source=ManifestSource(files, secrets_dir), **options)
+        if iscoroutine(result):
+            asyncio.run(result)
+
+    return wrapper
+
+
+def for_each_outbox(command: Command) -> Command:
+    """Add -f and --secrets-dir to a command, which runs once for each OutboxRelay of the manifests."""
+
+    @with_manifests
+    @wraps(command)
+    async def wrapper(source: ManifestSource, **options: Any) -> None:
+        for outbox in source.outboxes():
+            await command(outbox=outbox, **options)
+
+    return wrapper
 
 
 def with_logging(command: Command) -> Command:
-    """Add --log-level and --log-format to a command."""
-    level = click.option(
+    """Add --log-level and --log-format to a command, and configure logging before it runs."""
+
+    @click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
         show_default=True,
         help="Lowest level that is logged.",
     )
-    format_ = click.option(
+    @click.option(
         "--log-format",
         type=click.Choice([each.value for each in LogFormat]),
         default=LogFormat.AUTO.value,
         show_default=True,
         help="auto: readable on a terminal, JSON lines elsewhere. Goes to standard error.",
     )
-    return level(format_(command))
+    @wraps(command)
+    def wrapper(log_level: str, log_format: str, **options: Any) -> None:
+        configure("mailboat", log_level, LogFormat(log_format))
+        command(**options)
+
+    return wrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +167,28 @@ class Outbox:
             await link.close()
 
 
+@dataclass(frozen=True, slots=True)
+class ManifestSource:
+    """Manifest files, and the folder of the Secrets that they refer to."""
+
+    files: tuple[Path, ...]
+    secrets_dir: Path | None = None
+
+    @property
+    def secrets(self) -> Secrets:
+        return find_secrets(self.secrets_dir, os.environ)
+
+    def outboxes(self, *, needs_relay: bool = True) -> list[Outbox]:
+        """Return all OutboxRelays of the manifests."""
+        manifests = load(self.files, needs_relay=needs_relay)
+        existing_secrets_folder(self.secrets_dir, os.environ)
+        return outboxes_of(manifests, self.secrets)
+
+
 def manifests_of(files: Sequence[Path]) -> Manifests:
     """Load manifests, which may be of consumers behind a broker only. Raise ``ConfigError`` if there is none."""
     manifests = load(files, needs_relay=False)
     return manifests if manifests.subscriptions else load(files)
-
-
-def outboxes(files: Sequence[Path], secrets_dir: Path | None, *, needs_relay: bool = True) -> list[Outbox]:
-    """Return all OutboxRelays of the manifest files."""
-    manifests = load(files, needs_relay=needs_relay)
-    existing_secrets_folder(secrets_dir, os.environ)
-    return outboxes_of(manifests, find_secrets(secrets_dir, os.environ))
 
 
 def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
@@ -218,8 +259,12 @@ def point_in_time(text: str) -> datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
-def seconds(text: str) -> float:
-    """Parse a duration such as 720h to seconds."""
+def duration_option(name: str, *, default: str, help: str) -> Callable[[Command], Command]:
+    """Return an option for a duration such as 720h. The command receives seconds."""
+    return click.option(name, type=_seconds, metavar="DURATION", default=default, show_default=True, help=help)
+
+
+def _seconds(text: str) -> float:
     try:
         return Duration.parse(text).seconds
     except ValueError as error:

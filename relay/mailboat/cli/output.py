@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,6 +19,11 @@ def shortened(text: str, width: int) -> str:
     """Return one safe line of at most ``width`` characters."""
     line = safe(" ".join(text.split()))
     return line if len(line) <= width else line[: width - 3] + "..."
+
+
+def key_cell(key: str | None) -> str:
+    """Format the key of an event for a column."""
+    return "-" if key is None else shortened(key, 40)
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]], gap: int = 3) -> list[str]:
@@ -100,11 +106,9 @@ def payload_text(payload: bytes | None, content_type: str) -> str:
         more = f" ... ({len(payload)} bytes)" if len(payload) > _BINARY_SHOWN else ""
         return f"(not text) {payload[:_BINARY_SHOWN].hex(' ')}{more}"
     if "json" in content_type.lower():
-        try:
+        with suppress(ValueError, RecursionError):
             json.loads(text)
-        except (ValueError, RecursionError):
-            return safe(text, lines=True)
-        return safe(reindented(text), lines=True)
+            text = reindented(text)
     return safe(text, lines=True)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import click
 
-from mailboat.cli.event_filter import Selection, print_list, query_all, with_selection
-from mailboat.cli.options import Outbox, outboxes, with_manifests
-from mailboat.cli.output import counted, describe, json_row, moment, shortened
+from mailboat.cli.event_filter import Selection, with_selection
+from mailboat.cli.options import ManifestSource, with_manifests
+from mailboat.cli.output import counted, describe, json_row, key_cell, moment, shortened
 from mailboat.errors import ConfigError
 from mailboat.store.admin import parked_events
 from mailboat.store.admin.parked_events import ParkedEvent
@@ -20,7 +18,17 @@ from mailboat.store.connection import PostgresConnection
 
 Result = TypeVar("Result")
 
-_HEADER = ("ID", "SUBSCRIPTION", "TYPE", "KEY", "ATTEMPTS", "NEXT ATTEMPT", "BEHIND", "REASON", "ERROR")
+_COLUMNS: Final[Mapping[str, Callable[[ParkedEvent], str]]] = {
+    "ID": lambda event: str(event.ordinal),
+    "SUBSCRIPTION": lambda event: event.subscription,
+    "TYPE": lambda event: event.type,
+    "KEY": lambda event: key_cell(event.key),
+    "ATTEMPTS": lambda event: str(event.attempts),
+    "NEXT ATTEMPT": lambda event: _next_attempt(event),
+    "BEHIND": lambda event: str(event.behind),
+    "REASON": lambda event: ("Replay: " if event.replay else "") + (event.reason or "-"),
+    "ERROR": lambda event: shortened(event.last_error or "", 100),
+}
 
 
 @click.group()
@@ -33,32 +41,12 @@ def parked() -> None:
 @with_selection
 @click.option("--behind", is_flag=True, help="Show those that wait behind their key's head, too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object per line.")
-def list_(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, behind: bool, as_json: bool) -> None:
+async def list_(source: ManifestSource, selection: Selection, behind: bool, as_json: bool) -> None:
     """List the heads of parked keys; BEHIND counts the later events of the same key."""
     query = partial(parked_events.list_parked, behind=behind, limit=selection.limit)
-    events = asyncio.run(query_all(outboxes(files, secrets_dir), "parked list", selection, query))
-    print_list(
-        events,
-        _HEADER,
-        _cells,
-        to_json=json_row if as_json else None,
-        empty="nothing is parked" + (" that matches" if selection.narrows else ""),
-        limited_to=selection.limited_to(events, "first"),
-    )
-
-
-def _cells(event: ParkedEvent) -> tuple[str, ...]:
-    return (
-        str(event.ordinal),
-        event.subscription,
-        event.type,
-        "-" if event.key is None else shortened(event.key, 40),
-        str(event.attempts),
-        _next_attempt(event),
-        str(event.behind),
-        ("Replay: " if event.replay else "") + (event.reason or "-"),
-        shortened(event.last_error or "", 100),
-    )
+    events = await selection.query(source.outboxes(), "parked list", query)
+    empty = "nothing is parked" + (" that matches" if selection.narrows else "")
+    selection.print(events, _COLUMNS, json_row if as_json else None, empty=empty, order="first")
 
 
 def _next_attempt(event: ParkedEvent) -> str:
@@ -73,10 +61,10 @@ def _next_attempt(event: ParkedEvent) -> str:
 @parked.command()
 @click.argument("id")
 @with_manifests
-def show(id: str, files: tuple[Path, ...], secrets_dir: Path | None) -> None:
+async def show(source: ManifestSource, id: str) -> None:
     """Show everything about the parked event ID (its number, or the event's id): failure, headers, payload."""
     query = partial(parked_events.show_parked, limit=10)
-    events = asyncio.run(query_all(outboxes(files, secrets_dir), "parked show", Selection.of_id(id), query))
+    events = await Selection.of_id(id).query(source.outboxes(), "parked show", query)
     if not events:
         raise _no_such(id)
     click.echo("\n\n".join(map(describe, events)))
@@ -89,14 +77,13 @@ def _no_such(id: str) -> ConfigError:
 @parked.command()
 @with_manifests
 @with_selection
-def retry(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection) -> None:
+async def retry(source: ManifestSource, selection: Selection) -> None:
     """Retry parked events now instead of at their time.
 
     The head of each key is retried, and the others follow it. An event that used up its attempts (onExhausted: Block)
     gets a new count, from 0. Needs a filter, or --all.
     """
-    selection.require_filter()
-    done = asyncio.run(_apply("parked retry", outboxes(files, secrets_dir), selection, parked_events.retry))
+    done = await _apply("parked retry", source, selection, parked_events.retry)
     click.echo(f"{counted(sum(each.heads for each in done), 'event')} will be tried now")
     if unblocked := sum(each.unblocked for each in done):
         click.echo(f"{unblocked} of them had used up all attempts; they are counted from 0 again")
@@ -106,12 +93,11 @@ def retry(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selectio
 @with_manifests
 @with_selection
 @click.option("--yes", is_flag=True, help="Yes, give up on them.")
-def drop(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection, yes: bool) -> None:
+async def drop(source: ManifestSource, selection: Selection, yes: bool) -> None:
     """Give up on parked events: they become dead letters, and their keys go on.
 
     They are not sent to the dead-letter topic. `mailboat dlq replay` brings them back. Needs a filter, or --all.
     """
-    selection.require_filter()
 
     async def drop_events(
         link: PostgresConnection, outbox: str, events: Sequence[ParkedEvent], *, unordered: Collection[str]
@@ -120,14 +106,16 @@ def drop(files: tuple[Path, ...], secrets_dir: Path | None, selection: Selection
             raise ConfigError(f"this gives up on {counted(len(events), 'parked event')}: say --yes.")
         return await parked_events.drop(link, outbox, events, unordered=unordered)
 
-    dropped = sum(asyncio.run(_apply("parked drop", outboxes(files, secrets_dir), selection, drop_events)))
+    dropped = sum(await _apply("parked drop", source, selection, drop_events))
     click.echo(f"{counted(dropped, 'event')} given up on, kept as dead letters")
 
 
 async def _apply(
-    purpose: str, chosen: Sequence[Outbox], selection: Selection, change: Callable[..., Awaitable[Result]]
+    purpose: str, source: ManifestSource, selection: Selection, change: Callable[..., Awaitable[Result]]
 ) -> list[Result]:
     """Change the selected events of each outbox, heads and those behind them. Return one result per outbox."""
+    selection.require_filter()
+    chosen = source.outboxes()
     await selection.must_exist(chosen)
     results: list[Result] = []
     matched = 0

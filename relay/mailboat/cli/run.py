@@ -1,4 +1,8 @@
-"""``mailboat run``: run relays for all manifests, with their HTTP server, until a signal."""
+"""``mailboat run``: one process with relays, their HTTP server and the watchers, until a signal.
+
+Without ``--follow``, the manifests are read once and may contain several OutboxRelays. With ``--follow``, there is one
+OutboxRelay, and its configuration may arrive later and change. Secrets are watched in both cases.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,30 @@ import os
 import secrets as random_tokens
 import socket
 import sys
-from contextlib import suppress
+import uuid
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from mailboat.cli.options import PATH, with_logging, with_manifests
-from mailboat.cli.process import RunOptions, run_relays
-from mailboat.errors import ConfigError, MailboatError
+from mailboat.cli.options import PATH, ManifestSource, outboxes_of, with_logging, with_manifests
+from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError
 from mailboat.http.auth import CallerAuth
-from mailboat.http.server import parse_address
+from mailboat.http.server import HttpApi, HttpServer, StatusExtras, parse_address
+from mailboat.runtime.config_source import ConfigSource, Configuration
+from mailboat.runtime.file_watch import fingerprint, secret_versions, watch
 from mailboat.runtime.gc_settings import configure_gc
-from mailboat.runtime.manifest_files import STANDARD_INPUT, load, warnings
-from mailboat.runtime.secrets import existing_secrets_folder, find_secrets, secrets_folder
-from mailboat_spec.structured_logs import LogFormat, configure
+from mailboat.runtime.manifest_files import STANDARD_INPUT, load, subscription_warnings, warnings
+from mailboat.runtime.relay import Relay
+from mailboat.runtime.secrets import Secrets, existing_secrets_folder, secrets_folder
+from mailboat.runtime.shutdown import first_of
+from mailboat.store.settings import RelayIdentity
+from mailboat_spec import Manifests, full_name
+from mailboat_spec.relay_status import ConfigReport
+from mailboat_spec.stop_signals import stop_on_signals
 
 log = logging.getLogger("mailboat.run")
 
@@ -52,36 +65,32 @@ log = logging.getLogger("mailboat.run")
 @click.option("--audience", metavar="TEXT", help="Audience that signed calls must name: this relay.")
 @with_logging
 def run(
-    files: tuple[Path, ...],
-    secrets_dir: Path | None,
+    source: ManifestSource,
     relay_id: str | None,
     listen: str,
     advertise: str,
     follow: bool,
     control_keys: Path | None,
     audience: str | None,
-    log_level: str,
-    log_format: str,
 ) -> None:
     """Deliver events until SIGTERM or SIGINT.
 
     At the first signal, batches in flight are finished, progress is committed and partitions are released. The second
     signal ends the process at once. If a database or a destination is unavailable, the relay retries.
     """
-    configure("mailboat", log_level, LogFormat(log_format))
     if (control_keys is None) != (audience is None):
         raise click.UsageError("--control-keys and --audience go together: a signed call names the relay it is for")
     if control_keys is not None and not follow and not control_keys.is_file():  # with --follow it may appear later
         raise ConfigError(f"--control-keys: {control_keys} is no file. Write the public keys into it first.")
-    if follow and STANDARD_INPUT in files:
+    if follow and STANDARD_INPUT in source.files:
         raise click.UsageError("--follow watches files: it can't watch standard input (-f -)")
-    manifests = None if follow else load(files)
+    manifests = None if follow else load(source.files)
     for warning in warnings(manifests) if manifests is not None else ():
         log.warning("Probably a mistake in a manifest: %s.", warning)
     options = RunOptions(
-        files,
-        (secrets_folder if follow else existing_secrets_folder)(secrets_dir, os.environ),
-        find_secrets(secrets_dir, os.environ),
+        source.files,
+        (secrets_folder if follow else existing_secrets_folder)(source.secrets_dir, os.environ),
+        source.secrets,
         relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
         parse_address(listen),
         _callers(control_keys, audience),
@@ -118,3 +127,143 @@ def _callers(keys: Path | None, audience: str | None) -> CallerAuth:
     from mailboat.http.jwt_auth import JwtVerifier  # large, needed only with --control-keys
 
     return CallerAuth(JwtVerifier(keys, audience))
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of ``mailboat run``."""
+
+    files: tuple[Path, ...]
+    secrets_folder: Path | None
+    secrets: Secrets
+    relay_id: str
+    listen: tuple[str, int]
+    callers: CallerAuth
+    advertised: str = ""
+
+
+async def run_relays(options: RunOptions, manifests: Manifests | None) -> None:
+    """Run relays until a signal: for the manifests or, without manifests, for the configuration that is followed."""
+    async with aclosing(Process(options)) as process:
+        followed = None if manifests is not None else ConfigSource(process.configure)
+        if manifests is not None:
+            process.add_all(manifests)
+        async with process.serving(followed):
+            await first_of(process.configured, process.stop)
+            await process.run_all()
+
+
+class Process:
+    """State shared by the relays of one process."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self.options = options
+        self.stop = asyncio.Event()
+        self.configured = asyncio.Event()
+        self.relays: list[Relay] = []
+        # Before any relay reads them: a secret replaced while relays are created would be missed until its next change.
+        self._secrets_seen = fingerprint([options.secrets_folder]) if options.secrets_folder is not None else None
+        self.secret_versions = secret_versions(options.secrets_folder)
+        self._server = HttpServer.bind(*options.listen, options.advertised)
+
+    def add_all(self, manifests: Manifests) -> None:
+        """Add a relay for every OutboxRelay. Their configurations never change."""
+        outboxes = outboxes_of(manifests, self.options.secrets)
+        for outbox in outboxes:
+            # Relays of one process may share a database, in which relay ids are unique.
+            suffix = f"/{full_name(outbox.relay)}" if len(outboxes) > 1 else ""
+            config = Configuration(outbox.relay, outbox.subscriptions)
+            self._add(config, self.options.relay_id + suffix, follows=False)
+
+    def configure(self, config: Configuration) -> None:
+        """Apply a followed configuration. The first one adds the relay."""
+        for warning in (each for resource in config.subscriptions for each in subscription_warnings(resource)):
+            log.warning("Probably a mistake in a manifest: %s.", warning)
+        if self.relays:
+            self.relays[0].reconfigure(config)
+        else:
+            self._add(config, self.options.relay_id, follows=True)
+
+    def _add(self, config: Configuration, relay_id: str, *, follows: bool) -> None:
+        if not config.subscriptions:
+            name = full_name(config.relay)
+            log.warning("No EventSubscription refers to this relay: nothing is delivered.", extra={"relay": name})
+        relay = Relay(
+            config,
+            secrets=self.options.secrets,
+            identity=RelayIdentity(relay_id, str(uuid.uuid4()), self._server.address),
+            follows=follows,
+        )
+        self.relays.append(relay)
+        self.configured.set()
+
+    @asynccontextmanager
+    async def serving(self, followed: ConfigSource | None) -> AsyncIterator[None]:
+        """Run the HTTP server and the watchers for the duration of the block."""
+        options = self.options
+        api = HttpApi(
+            lambda: [each.status() for each in self.relays],
+            self.assign,
+            options.callers,
+            stopping=self.stop.is_set,
+            extras=lambda: StatusExtras(followed.report if followed else ConfigReport(), self.secret_versions),
+            configure=followed.push if followed is not None else None,
+        )
+        tasks: list[asyncio.Task[None]] = []
+
+        def begin(work: Coroutine[Any, Any, None]) -> None:
+            tasks.append(asyncio.create_task(work))
+            tasks[-1].add_done_callback(self._on_task_done)
+
+        if followed is not None:
+            begin(followed.follow(options.files))
+        try:
+            stop_on_signals(self.stop, log)  # before the process is reported as running
+            await self._server.start(api.application())
+            names = [each.name for each in self.relays]
+            log.info("Listening.", extra={"address": self._server.address, "id": options.relay_id, "relays": names})
+            if options.secrets_folder is not None:
+                # Last step before relays start: a refresh before their start would have no effect.
+                begin(watch([options.secrets_folder], self._secrets_changed, seen=self._secrets_seen))
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def aclose(self) -> None:
+        await self._server.close()
+        log.info("Stopped.", extra={"id": self.options.relay_id})
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """Shut down if a watcher failed unexpectedly: a restart is better than a relay that misses changes."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("Watcher task failed; shutting down.", exc_info=error)
+            self.stop.set()
+
+    async def assign(self, name: str, generation: int, owners: dict[int, str]) -> bool:
+        """Pass an assignment to the relay with the subscription."""
+        if not self.relays:
+            raise DatabaseUnavailable("there is no configuration yet that says which database: try again")
+        for relay in self.relays:
+            try:
+                return await relay.assign(name, generation, owners)
+            except LookupError:
+                continue
+        raise LookupError(name)
+
+    async def run_all(self) -> None:
+        """Run until all relays have stopped. If one fails, stop the others gracefully and raise its error."""
+        ended = await asyncio.gather(*map(self._run_one, self.relays), return_exceptions=True)
+        for error in filter(None, ended):
+            raise error
+
+    async def _run_one(self, relay: Relay) -> None:
+        try:
+            await relay.run(self.stop)
+        finally:
+            self.stop.set()
+
+    async def _secrets_changed(self) -> None:
+        for relay in self.relays:
+            relay.refresh()
+        self.secret_versions = secret_versions(self.options.secrets_folder)

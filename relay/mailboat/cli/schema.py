@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from pathlib import Path
-
 import click
 
-from mailboat.cli.options import Outbox, outboxes, with_manifests
+from mailboat.cli.options import ManifestSource, Outbox, for_each_outbox, with_manifests
 from mailboat.cli.output import counted
 from mailboat.errors import ConfigError
 from mailboat.runtime.maintenance import RetentionClock, limits
@@ -27,25 +22,26 @@ from mailboat_spec import full_name
 @with_manifests
 @click.option("--dry-run", is_flag=True, help="List the pending migrations, and change nothing.")
 @click.option("--sql", is_flag=True, help="Print the pending migrations as SQL for psql, and change nothing.")
-def migrate(files: tuple[Path, ...], secrets_dir: Path | None, dry_run: bool, sql: bool) -> None:
+async def migrate(source: ManifestSource, dry_run: bool, sql: bool) -> None:
     """Create or upgrade the outbox and Mailboat's tables.
 
     Also declares the pull subscriptions of the manifests, so that consumers can begin without a relay. May be run any
     number of times, also concurrently. With manageSchema: false in the manifest, the schema is only verified; --sql
     prints the statements for its administrator.
     """
-    work = partial(_print_sql, MigrationScript()) if sql else partial(_migrate, dry_run)
-    _for_each_outbox(files, secrets_dir, work)
+    migrations = MigrationScript()
+    for outbox in source.outboxes():
+        await (_print_sql(outbox, migrations) if sql else _migrate(outbox, dry_run))
 
 
-async def _print_sql(migrations: MigrationScript, outbox: Outbox) -> None:
+async def _print_sql(outbox: Outbox, migrations: MigrationScript) -> None:
     async with outbox.link("migrate") as link:
         script = await migrations.script(link, outbox.table)
     about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
     click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
 
 
-async def _migrate(dry_run: bool, outbox: Outbox) -> None:
+async def _migrate(outbox: Outbox, dry_run: bool) -> None:
     if not outbox.relay.spec.outbox.manage_schema:
         return await _verify(outbox)
     printed: set[str] = set()
@@ -72,10 +68,10 @@ async def _migrate(dry_run: bool, outbox: Outbox) -> None:
 
 
 @click.command(short_help="Check the schema; print the SQL that is missing.")
-@with_manifests
-def verify(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
+@for_each_outbox
+async def verify(outbox: Outbox) -> None:
     """Check that the database has all that Mailboat needs; print SQL for missing parts. Changes nothing."""
-    _for_each_outbox(files, secrets_dir, _verify)
+    await _verify(outbox)
 
 
 async def _verify(outbox: Outbox) -> None:
@@ -88,8 +84,8 @@ async def _verify(outbox: Outbox) -> None:
 
 
 @click.command()
-@with_manifests
-def maintain(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
+@for_each_outbox
+async def maintain(outbox: Outbox) -> None:
     """Create time partitions ahead and drop expired ones, once.
 
     The progress of subscriptions that were deleted more than 24 hours ago is removed, too.
@@ -97,10 +93,6 @@ def maintain(files: tuple[Path, ...], secrets_dir: Path | None) -> None:
     Relays do the same every hour. Use this command if the relay lacks the privileges, or to see why retention is
     blocked.
     """
-    _for_each_outbox(files, secrets_dir, _maintain)
-
-
-async def _maintain(outbox: Outbox) -> None:
     async with outbox.link("maintain") as link:
         supply = await ensure_partitions(link.connection, outbox.table)
         cleared = await clear_expired(link, outbox.table)
@@ -125,10 +117,10 @@ async def _maintain(outbox: Outbox) -> None:
 
 
 @click.command()
-@with_manifests
+@for_each_outbox
 @click.option("--yes", is_flag=True, help="Confirm that delivery continues in this copy.")
 @click.option("--same-history", is_flag=True, help="The server was upgraded by pg_upgrade: keep all progress.")
-def rebase(files: tuple[Path, ...], secrets_dir: Path | None, yes: bool, same_history: bool) -> None:
+async def rebase(outbox: Outbox, yes: bool, same_history: bool) -> None:
     """Continue in a copy of the database, or after pg_upgrade.
 
     Progress belongs to one database system. In a copy, delivery continues after the highest settled position. An
@@ -143,23 +135,9 @@ def rebase(files: tuple[Path, ...], secrets_dir: Path | None, yes: bool, same_hi
             " that committed late. If this copy is the one to continue with, and no relay works on the original any"
             " more, say --yes. After pg_upgrade say --same-history, which skips nothing."
         )
-    _for_each_outbox(files, secrets_dir, partial(_rebase, same_history))
-
-
-async def _rebase(same_history: bool, outbox: Outbox) -> None:
     async with outbox.link("rebase") as link:
         moved = await rebase_cursors(link, outbox.layout, same_history=same_history)
     _print(outbox, f"{counted(moved, 'cursor')} rebased" if moved else "all cursors are of this database already")
-
-
-def _for_each_outbox(
-    files: Sequence[Path], secrets_dir: Path | None, work: Callable[[Outbox], Awaitable[None]]
-) -> None:
-    async def run() -> None:
-        for outbox in outboxes(files, secrets_dir):
-            await work(outbox)
-
-    asyncio.run(run())
 
 
 def _print(outbox: Outbox, message: str) -> None:

@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from rich.live import Live
 from rich.text import Text
 
 from mailboat.cli.options import (
+    ManifestSource,
     Outbox,
+    duration_option,
     is_called,
-    manifest_option,
-    outboxes,
-    seconds,
-    secrets_option,
     unknown_subscription,
+    with_manifests,
 )
 from mailboat.cli.output import age, counted
 from mailboat.cli.status_rows import (
@@ -62,8 +62,7 @@ class Overview:
 
 @click.command(short_help="Show subscriptions at a glance, once or live.")
 @click.argument("name", required=False)
-@manifest_option
-@secrets_option
+@with_manifests
 @click.option(
     "--url",
     "urls",
@@ -81,21 +80,13 @@ class Overview:
     help="Seconds, for --watch and --wait.",
 )
 @click.option("--wait", is_flag=True, help="Wait until all are ready and nothing waits (LAG and PARKED 0).")
-@click.option(
-    "--timeout",
-    type=seconds,
-    metavar="DURATION",
-    default="5m",
-    show_default=True,
-    help="For --wait: exit code 1 after this time; 0s checks once.",
-)
+@duration_option("--timeout", default="5m", help="For --wait: exit code 1 after this time; 0s checks once.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document (with --watch: one per line).")
 @click.pass_context
 def status(
     context: click.Context,
+    source: ManifestSource,
     name: str | None,
-    files: tuple[Path, ...],
-    secrets_dir: Path | None,
     urls: tuple[str, ...],
     watch: bool,
     interval: float,
@@ -120,17 +111,16 @@ def status(
     given = context.get_parameter_source("files") is ParameterSource.COMMANDLINE
     if (given and urls) or (watch and wait):
         raise click.UsageError("give either -f or --url" if urls else "give either --watch or --wait")
-    consumed = {} if urls else _consumed(files)
-    chosen = [] if urls else outboxes(files, secrets_dir, needs_relay=not consumed)
+    consumed = {} if urls else _consumed(source.files)
+    chosen = [] if urls else source.outboxes(needs_relay=not consumed)
     view = StatusQuery(chosen, urls, consumed, name)
-    try:
-        if wait:
-            asyncio.run(_wait(view, interval, timeout, as_json))
-        else:
-            asyncio.run(_show(view, interval if watch else None, as_json))
-    except KeyboardInterrupt:
-        if not watch:
-            raise
+    if wait:
+        asyncio.run(_wait(view, interval, timeout, as_json))
+    elif watch:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(_watch(view, interval, as_json))
+    else:
+        asyncio.run(_show(view, as_json))
 
 
 def _consumed(files: Sequence[Path]) -> dict[str, str]:
@@ -154,7 +144,7 @@ class StatusQuery:
     name: str | None
 
     async def overview(self) -> Overview:
-        overview = await _overview(self.chosen, self.urls)
+        overview = await (_of_urls(self.urls) if self.urls else _of_databases(self.chosen))
         if self.name is None:
             return replace(overview, remarks=(*self.consumed.values(), *overview.remarks))
         lines = tuple(line for line in overview.lines if is_called(line.name, self.name))
@@ -168,7 +158,7 @@ class StatusQuery:
         try:
             return await self.overview()
         except DatabaseUnavailable as error:
-            return Overview((), tuple(safe(line) for line in str(error).splitlines()), ())
+            return Overview((), tuple(map(safe, str(error).splitlines())), ())
 
     def text(self, overview: Overview) -> list[str]:
         if self.name is not None:
@@ -177,22 +167,24 @@ class StatusQuery:
         return [*overview_text(overview.lines, width), *overview.remarks]
 
 
-async def _show(view: StatusQuery, every: float | None, as_json: bool) -> None:
+async def _show(view: StatusQuery, as_json: bool) -> None:
+    overview = await view.overview()
+    _print(view, overview, as_json)
+    if overview.unavailable:
+        databases = counted(len(view.chosen), "database")
+        raise DatabaseUnavailable(f"{overview.unavailable} of {databases} could not be asked.")
+
+
+async def _watch(view: StatusQuery, every: float, as_json: bool) -> None:
     console = Console()
-    if console.is_terminal and not as_json and every is not None:
-        with Live(console=console, screen=False, auto_refresh=False) as live:
-            while True:
-                live.update(coloured(view.text(await view.overview_or_error())), refresh=True)
-                await asyncio.sleep(every)
-    while True:
-        overview = await (view.overview if every is None else view.overview_or_error)()
-        _print(view, overview, as_json, indent=2 if every is None else None)
-        if every is None:
-            if overview.unavailable:
-                databases = counted(len(view.chosen), "database")
-                raise DatabaseUnavailable(f"{overview.unavailable} of {databases} could not be asked.")
-            return
-        await asyncio.sleep(every)
+    with Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else nullcontext() as live:
+        while True:
+            overview = await view.overview_or_error()
+            if live is not None:
+                live.update(coloured(view.text(overview)), refresh=True)
+            else:
+                _print(view, overview, as_json, indent=None)
+            await asyncio.sleep(every)
 
 
 async def _wait(view: StatusQuery, every: float, timeout: float, as_json: bool) -> None:
@@ -203,7 +195,7 @@ async def _wait(view: StatusQuery, every: float, timeout: float, as_json: bool) 
         waited_for = [line for line in overview.lines if not line.orphaned and line.state != "Deleted"]
         done = bool(waited_for) and not overview.unavailable and all(line.caught_up for line in waited_for)
         if done or time.monotonic() >= deadline:
-            _print(view, overview, as_json, indent=2)
+            _print(view, overview, as_json)
             if not done:
                 names = ", ".join(line.name for line in waited_for if not line.caught_up) or "no subscription"
                 raise MailboatError(f"after {age(timeout)} not ready, or with events that wait: {names}.")
@@ -211,48 +203,52 @@ async def _wait(view: StatusQuery, every: float, timeout: float, as_json: bool) 
         await asyncio.sleep(min(every, max(0.0, deadline - time.monotonic())))
 
 
-def _print(view: StatusQuery, overview: Overview, as_json: bool, indent: int | None) -> None:
-    if as_json:
-        click.echo(_json(overview, indent=indent))
-        return
+def _print(view: StatusQuery, overview: Overview, as_json: bool, indent: int | None = 2) -> None:
     console = Console()
-    if console.is_terminal:
+    if as_json:
+        document = {
+            "subscriptions": [line.as_json() for line in overview.lines],
+            "relays": list(overview.relays),
+            "remarks": list(overview.remarks),
+        }
+        click.echo(json.dumps(document, indent=indent, ensure_ascii=False))
+    elif console.is_terminal:
         console.print(coloured(view.text(overview)), soft_wrap=True)
     else:
         click.echo("\n".join(view.text(overview)))
 
 
-async def _overview(chosen: Sequence[Outbox], urls: Sequence[str]) -> Overview:
-    if urls:
-        responses = await fetch_statuses(urls)
-        if all(response.error for response in responses):
-            raise DatabaseUnavailable("\n".join(_no_status(response) for response in responses))
-        relays = [relay for response in responses for relay in response.relays]
-        lines = from_relays(relays)
-        names = {line.name for line in lines}
-        consumed = from_consumers(report for response in responses for report in response.consumers)
-        lines = sorted([*lines, *(line for line in consumed if line.name not in names)], key=lambda line: line.name)
-        return Overview(tuple(lines), tuple(_remarks(responses)), tuple(relays))
-    lines = []
-    remarks: list[str] = []
-    documents: list[dict[str, Any]] = []
+async def _of_urls(urls: Sequence[str]) -> Overview:
+    responses = await fetch_statuses(urls)
+    if all(response.error for response in responses):
+        raise DatabaseUnavailable("\n".join(_no_status(response) for response in responses))
+    relays = _relays(responses)
+    consumed = from_consumers(report for response in responses for report in response.consumers)
+    lines = {line.name: line for line in (*consumed, *from_relays(relays))}
+    return Overview(tuple(lines[name] for name in sorted(lines)), _remarks(responses), relays)
+
+
+async def _of_databases(chosen: Sequence[Outbox]) -> Overview:
+    found: list[Overview] = []
     unavailable: list[str] = []
     for outbox in chosen:
         try:
-            own_lines, responses, own_remarks = await _read_outbox(outbox)
+            found.append(await _of_outbox(outbox))
         except DatabaseUnavailable as error:  # still show the other outboxes
             unavailable.append(str(error))
-            continue
-        lines += own_lines
-        remarks += [*_remarks(responses), *own_remarks]
-        documents += [relay for response in responses for relay in response.relays]
-    if unavailable and len(unavailable) == len(chosen):
+    if unavailable and not found:
         raise DatabaseUnavailable("\n".join(unavailable))
+    remarks = [remark for each in found for remark in each.remarks]
     remarks += [safe(" ".join(each.split())) for each in unavailable]
-    return Overview(tuple(lines), tuple(dict.fromkeys(remarks)), tuple(documents), len(unavailable))
+    return Overview(
+        tuple(line for each in found for line in each.lines),
+        tuple(dict.fromkeys(remarks)),
+        tuple(relay for each in found for relay in each.relays),
+        len(unavailable),
+    )
 
 
-async def _read_outbox(outbox: Outbox) -> tuple[list[StatusLine], list[StatusResponse], list[str]]:
+async def _of_outbox(outbox: Outbox) -> Overview:
     async with outbox.link("status") as link:
         known = await known_subscriptions(link, outbox.table)
         addresses = await relay_addresses(link, outbox.table)
@@ -262,20 +258,23 @@ async def _read_outbox(outbox: Outbox) -> tuple[list[StatusLine], list[StatusRes
         ]
         remarks = (await coverage(link, outbox.layout, outbox.subscriptions)).remarks()
     responses = await fetch_statuses(addresses)
-    reported = from_relays(relay for response in responses for relay in response.relays)
+    documents = _relays(responses)
+    reported = {line.name: line for line in from_relays(documents)}
     names = {each.name for each in known}
-    lines = [enriched(line, reported) for line in lines]
-    unstarted = [not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
-    lines += [enriched(line, reported) for line in unstarted]
-    return sorted(lines, key=lambda line: line.name), responses, [safe(remark) for remark in remarks]
+    lines += [not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
+    lines = [enriched(line, reported.get(line.name)) for line in sorted(lines, key=lambda line: line.name)]
+    return Overview(tuple(lines), (*_remarks(responses), *map(safe, remarks)), documents)
 
 
-def _remarks(responses: Sequence[StatusResponse]) -> list[str]:
+def _relays(responses: Sequence[StatusResponse]) -> tuple[dict[str, Any], ...]:
+    return tuple(relay for response in responses for relay in response.relays)
+
+
+def _remarks(responses: Sequence[StatusResponse]) -> tuple[str, ...]:
     unreachable = [_no_status(response) for response in responses if response.error]
     problems = [
         safe(f"relay {relay.get('relay')} ({relay.get('name')}): {relay.get('state')}: {relay.get('message')}")
-        for response in responses
-        for relay in response.relays
+        for relay in _relays(responses)
         if relay.get("state") != "Running" or relay.get("message")
     ]
     rejected = [
@@ -283,7 +282,7 @@ def _remarks(responses: Sequence[StatusResponse]) -> list[str]:
         for response in responses
         if response.config_error
     ]
-    return unreachable + problems + rejected
+    return (*unreachable, *problems, *rejected)
 
 
 def _no_status(response: StatusResponse) -> str:
@@ -296,12 +295,3 @@ def coloured(lines: Sequence[str]) -> Text:
     for word, colour in _COLOURS.items():
         text.highlight_regex(rf"(?m)^(ready  +)?{word}(?=  )|^ready  +{word}$", colour)
     return text
-
-
-def _json(overview: Overview, indent: int | None) -> str:
-    document = {
-        "subscriptions": [line.as_json() for line in overview.lines],
-        "relays": list(overview.relays),
-        "remarks": list(overview.remarks),
-    }
-    return json.dumps(document, indent=indent, ensure_ascii=False)

@@ -6,7 +6,7 @@ from documents and rows to lines, and from lines to text.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -98,11 +98,7 @@ def overview_text(lines: Sequence[StatusLine], width: int) -> list[str]:
         rows = zip((line.name for line in failing), ages, errors, strict=True)
         text += ["", *columns(("NAME", "AGO", "LAST ERROR"), rows, gap=2)]
     notes = [f"{line.name}: no relay has it: mailboat forget {line.name}" for line in lines if line.orphaned]
-    counts: dict[str, int] = defaultdict(int)
-    for line in lines:
-        for relay in line.owners.values():
-            counts[relay] += 1
-    if counts:
+    if counts := Counter(relay for line in lines for relay in line.owners.values()):
         shown = [f"{relay} ({counted(count, 'partition')})" for relay, count in sorted(counts.items())]
         more = f" and {len(shown) - _RELAYS_SHOWN} more" if len(shown) > _RELAYS_SHOWN else ""
         notes.append(f"relays: {', '.join(shown[:_RELAYS_SHOWN])}{more}")
@@ -241,18 +237,17 @@ def not_started(manifest: EventSubscription) -> StatusLine:
     )
 
 
-def enriched(line: StatusLine, reported: Iterable[StatusLine]) -> StatusLine:
+def enriched(line: StatusLine, reported: StatusLine | None) -> StatusLine:
     """Return the database's line with the fields that only relays report."""
-    for relay in reported:
-        if relay.name == line.name:
-            own = bool(relay.last_error)
-            return replace(
-                line,
-                sink=line.sink or relay.sink,
-                state="Failed" if relay.state == "Failed" else line.state,
-                rate=relay.rate,
-                sink_reachable=relay.sink_reachable,
-                last_error=relay.last_error if own else line.last_error,
-                last_error_age=relay.last_error_age if own else line.last_error_age,
-            )
-    return line
+    if reported is None:
+        return line
+    error = reported if reported.last_error else line
+    return replace(
+        line,
+        sink=line.sink or reported.sink,
+        state="Failed" if reported.state == "Failed" else line.state,
+        rate=reported.rate,
+        sink_reachable=reported.sink_reachable,
+        last_error=error.last_error,
+        last_error_age=error.last_error_age,
+    )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
-
 import click
 
-from mailboat.cli.options import find_subscription, outboxes, with_manifests
+from mailboat.cli.options import ManifestSource, find_subscription, with_manifests
 from mailboat.errors import ConfigError
 from mailboat.store.admin.overview import forget as forget_subscription
 from mailboat.store.admin.overview import relays_serving, set_state
@@ -17,26 +14,24 @@ from mailboat.store.admin.overview import relays_serving, set_state
 @click.argument("name")
 @with_manifests
 @click.option("--reason", help="Why, for those who find it paused.")
-def pause(name: str, files: tuple[Path, ...], secrets_dir: Path | None, reason: str | None) -> None:
+async def pause(source: ManifestSource, name: str, reason: str | None) -> None:
     """Stop delivering to subscription NAME; nothing is lost.
 
     The same as: update mailboat.subscriptions set state = 'Paused' where name = ...
     """
-    asyncio.run(_set_state(name, files, secrets_dir, "Paused", reason))
+    await _set_state(source, name, "Paused", reason)
 
 
 @click.command()
 @click.argument("name")
 @with_manifests
-def resume(name: str, files: tuple[Path, ...], secrets_dir: Path | None) -> None:
+async def resume(source: ManifestSource, name: str) -> None:
     """Go on delivering to subscription NAME, where it stopped."""
-    asyncio.run(_set_state(name, files, secrets_dir, "Running", None))
+    await _set_state(source, name, "Running", None)
 
 
-async def _set_state(
-    name: str, files: tuple[Path, ...], secrets_dir: Path | None, state: str, reason: str | None
-) -> None:
-    outbox, known = await find_subscription(outboxes(files, secrets_dir), name)
+async def _set_state(source: ManifestSource, name: str, state: str, reason: str | None) -> None:
+    outbox, known = await find_subscription(source.outboxes(), name)
     verb = "paused" if state == "Paused" else "running"
     if known.state == state and reason is None:
         click.echo(f"{known.name} was {verb} already")
@@ -50,18 +45,14 @@ async def _set_state(
 @click.argument("name")
 @with_manifests
 @click.option("--yes", is_flag=True, help="Yes, delete its progress, its parked events and its dead letters.")
-def forget(name: str, files: tuple[Path, ...], secrets_dir: Path | None, yes: bool) -> None:
+async def forget(source: ManifestSource, name: str, yes: bool) -> None:
     """Delete subscription NAME from the database: progress, parked events and dead letters.
 
     For a subscription whose manifest is gone. If it is created again later, it begins at its start; without this
     command it would continue, up to 24 hours after it was deleted. One that a relay still has in its manifests would be
     created again at once: that is refused.
     """
-    asyncio.run(_forget(name, files, secrets_dir, yes))
-
-
-async def _forget(name: str, files: tuple[Path, ...], secrets_dir: Path | None, yes: bool) -> None:
-    outbox, known = await find_subscription(outboxes(files, secrets_dir), name)
+    outbox, known = await find_subscription(source.outboxes(), name)
     async with outbox.link("forget") as link:
         if relays := await relays_serving(link, outbox.table, known.name):
             raise ConfigError(

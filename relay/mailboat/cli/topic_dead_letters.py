@@ -5,17 +5,17 @@ Imported only if such a consumer is meant: it imports the consumer kit.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
 
-from mailboat.cli.event_filter import Selection, no_such_dead_letter, print_list
-from mailboat.cli.output import counted, describe, json_line, moment, named, shortened
+from mailboat.cli.event_filter import Selection, no_such_dead_letter
+from mailboat.cli.output import counted, describe, json_line, key_cell, moment, named, shortened
 from mailboat.consumer.broker.dead_letter_access import DeadLetterAccess, message_of
 from mailboat.consumer.broker.replay import Letter, LetterFilter, Replay
 from mailboat.errors import ConfigError, DeliveryError
@@ -23,7 +23,16 @@ from mailboat.runtime.secrets import Secrets
 from mailboat.terminal_escapes import safe
 from mailboat_spec import EventSubscription
 
-_HEADER: Final = ("ID", "TYPE", "KEY", "ATTEMPTS", "DIED", "REPLAYS", "REASON", "ERROR")
+_COLUMNS: Final[Mapping[str, Callable[[Letter], str]]] = {
+    "ID": lambda letter: letter.place,
+    "TYPE": lambda letter: letter.event.type,
+    "KEY": lambda letter: key_cell(letter.event.key),
+    "ATTEMPTS": lambda letter: str(letter.content.attempts),
+    "DIED": lambda letter: moment(letter.content.failed_at),
+    "REPLAYS": lambda letter: str(letter.replays),
+    "REASON": lambda letter: letter.content.reason,
+    "ERROR": lambda letter: shortened((letter.content.error.strip().splitlines() or [""])[-1], 100),
+}
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
@@ -33,30 +42,20 @@ class TopicDeadLetters:
     def __init__(self, consumer: EventSubscription, secrets: Secrets) -> None:
         self.access = DeadLetterAccess(consumer, secrets)
 
-    def list_letters(self, selection: Selection, *, replayed: bool, as_json: bool) -> None:
+    async def list_letters(self, selection: Selection, *, replayed: bool, as_json: bool) -> None:
         """Print dead letters after the progress of replays; with ``replayed``, all that the topic still has."""
         filter_ = _filter(selection)
-        found = deque(asyncio.run(self.access.matching(filter_, everything=replayed)), maxlen=selection.limit)
+        found = deque(await self.access.matching(filter_, everything=replayed), maxlen=selection.limit)
         chosen = sorted(found, key=lambda letter: letter.content.failed_at or _EPOCH)
-        print_list(
-            chosen,
-            _HEADER,
-            _cells,
-            to_json=(lambda letter: json.dumps(_fields(letter), ensure_ascii=False)) if as_json else None,
-            empty="no dead letters" + (" match" if filter_.narrows else ""),
-            limited_to=selection.limited_to(chosen, "newest"),
-        )
+        empty = "no dead letters" + (" match" if filter_.narrows else "")
+        selection.print(chosen, _COLUMNS, _json if as_json else None, empty=empty, order="newest")
 
-    def show_letters(self, selection: Selection, *, as_json: bool = False) -> None:
+    async def show_letters(self, selection: Selection, *, as_json: bool) -> None:
         """Print everything about the selected dead letters; with ``as_json`` the document that was stored."""
-        found = asyncio.run(self.access.matching(_filter(selection), everything=True))
+        found = await self.access.matching(_filter(selection), everything=True)
         if not found:
             raise no_such_dead_letter(selection.id)
-        if as_json:
-            for letter in found:
-                click.echo(_document(letter))
-            return
-        click.echo("\n\n".join(map(_described, found)))
+        click.echo("\n".join(map(_document, found)) if as_json else "\n\n".join(map(_described, found)))
 
     async def replay_letters(self, selection: Selection, *, dry_run: bool, rate: float | None, again: bool) -> None:
         """Publish the selected dead letters to the topic of origin."""
@@ -93,19 +92,6 @@ def _filter(selection: Selection) -> LetterFilter:
     return LetterFilter(replace(filter_, subscription=None, number=None), place)
 
 
-def _cells(letter: Letter) -> tuple[str, ...]:
-    return (
-        letter.place,
-        letter.event.type,
-        "-" if letter.event.key is None else shortened(letter.event.key, 40),
-        str(letter.content.attempts),
-        moment(letter.content.failed_at),
-        str(letter.replays),
-        letter.content.reason,
-        shortened(_last_line(letter.content.error), 100),
-    )
-
-
 def _fields(letter: Letter) -> dict[str, Any]:
     content, event = letter.content, letter.event
     return {
@@ -127,6 +113,10 @@ def _fields(letter: Letter) -> dict[str, Any]:
     }
 
 
+def _json(letter: Letter) -> str:
+    return json.dumps(_fields(letter), ensure_ascii=False)
+
+
 def _document(letter: Letter) -> str:
     """Return the stored document. A dead letter that was too large for one has only its fields."""
     if letter.content.truncated is None and letter.message.value is not None:
@@ -144,10 +134,6 @@ def _origin(letter: Letter) -> str:
     if original.partition is None:
         return f"{original.topic}, message {original.offset}"
     return f"topic {original.topic}, partition {original.partition}, offset {original.offset}"
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1]
 
 
 def _named(letter: Letter) -> str:

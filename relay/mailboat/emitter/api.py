@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import re
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
-from mailboat.emitter.drivers import AsyncHandle, Handle, Style, SyncHandle, handle_of, placeholder
-from mailboat.emitter.validation import Identity, NewEvent, OutboxRow, Payload, checked
+from mailboat.emitter.drivers import PLACEHOLDERS, AsyncHandle, Handle, Style, SyncHandle, handle_of
+from mailboat.emitter.validation import EventFields, NewEvent, OutboxRow, Payload, checked
 from mailboat.errors import EmitRefused
 
 DEFAULT_OUTBOX = "mailboat.outbox"
@@ -47,7 +47,7 @@ _REMEDIES = {
 }
 """What to do, by SQLSTATE: insufficient privilege, undefined table, undefined schema, check violation."""
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 @overload
@@ -56,16 +56,8 @@ def emit(
     type: str,
     payload: Payload = None,
     *,
-    key: Identity | None = None,
-    aggregate_type: str | None = None,
-    aggregate_id: Identity | None = None,
-    headers: Mapping[str, str] | None = None,
-    tags: Iterable[str] = (),
-    traceparent: str | None = None,
-    event_id: uuid.UUID | None = None,
-    content_type: str | None = None,
-    ordered: bool = True,
     outbox: str = DEFAULT_OUTBOX,
+    **fields: Unpack[EventFields],
 ) -> uuid.UUID: ...
 
 
@@ -75,16 +67,8 @@ def emit(
     type: str,
     payload: Payload = None,
     *,
-    key: Identity | None = None,
-    aggregate_type: str | None = None,
-    aggregate_id: Identity | None = None,
-    headers: Mapping[str, str] | None = None,
-    tags: Iterable[str] = (),
-    traceparent: str | None = None,
-    event_id: uuid.UUID | None = None,
-    content_type: str | None = None,
-    ordered: bool = True,
     outbox: str = DEFAULT_OUTBOX,
+    **fields: Unpack[EventFields],
 ) -> Coroutine[Any, Any, uuid.UUID]: ...
 
 
@@ -93,16 +77,8 @@ def emit(
     type: str,
     payload: Payload = None,
     *,
-    key: Identity | None = None,
-    aggregate_type: str | None = None,
-    aggregate_id: Identity | None = None,
-    headers: Mapping[str, str] | None = None,
-    tags: Iterable[str] = (),
-    traceparent: str | None = None,
-    event_id: uuid.UUID | None = None,
-    content_type: str | None = None,
-    ordered: bool = True,
     outbox: str = DEFAULT_OUTBOX,
+    **fields: Unpack[EventFields],
 ) -> uuid.UUID | Coroutine[Any, Any, uuid.UUID]:
     """Insert one event in the connection's open transaction and return its id; an awaitable on an async connection.
 
@@ -110,20 +86,8 @@ def emit(
     keep their order if writers lock the entity of the key before they emit. If an argument is invalid, raise
     `EmitRefused`, a ValueError that names the argument; nothing was sent to the database.
     """
-    event = NewEvent(
-        type=type,
-        payload=payload,
-        key=key,
-        aggregate_type=aggregate_type,
-        aggregate_id=aggregate_id,
-        headers=headers,
-        tags=tags,
-        traceparent=traceparent,
-        event_id=event_id,
-        content_type=content_type,
-        ordered=ordered,
-    )
-    return _insert(connection, outbox, [checked(event)], lambda ids: ids[0], "emit")
+    row = checked(NewEvent(type, payload, **fields))
+    return _insert(connection, outbox, [row], uuid.UUID(row.event_id), "emit")
 
 
 @overload
@@ -146,17 +110,16 @@ def emit_many(
     All events are validated before the first statement.
     """
     rows = [checked(event, where=f"events[{index}].") for index, event in enumerate(events)]
-    return _insert(connection, outbox, rows, lambda ids: ids, "emit_many")
+    return _insert(connection, outbox, rows, [uuid.UUID(row.event_id) for row in rows], "emit_many")
 
 
 def _insert(
-    connection: Any, outbox: str, rows: Sequence[OutboxRow], answer: Callable[[list[uuid.UUID]], _Answer], name: str
-) -> _Answer | Coroutine[Any, Any, _Answer]:
-    """Send the statements of ``emit`` and ``emit_many``, immediately or when awaited."""
+    connection: Any, outbox: str, rows: Sequence[OutboxRow], result: _Result, name: str
+) -> _Result | Coroutine[Any, Any, _Result]:
+    """Send the statements of ``emit`` and ``emit_many``, immediately or when awaited, and return ``result``."""
     if not _TABLE.fullmatch(outbox):
         raise EmitRefused(f"emit: outbox must be a table's name with its schema, such as {DEFAULT_OUTBOX}")
     handle = handle_of(connection)
-    result = answer([uuid.UUID(row.event_id) for row in rows])
     parts = list(_statements(outbox, handle.style, rows))
     if handle.is_async:
         later = _later(handle, outbox, parts, result)
@@ -168,7 +131,7 @@ def _insert(
     return result
 
 
-async def _later(handle: Handle, outbox: str, parts: Sequence[tuple[str, list[Any]]], result: _Answer) -> _Answer:
+async def _later(handle: Handle, outbox: str, parts: Sequence[tuple[str, list[Any]]], result: _Result) -> _Result:
     with _explained(outbox):
         for statement, values in parts:
             await handle.run(statement, values)
@@ -205,9 +168,6 @@ def _statements(outbox: str, style: Style, rows: Sequence[OutboxRow]) -> Iterato
 
 @lru_cache(maxsize=64)
 def _statement(outbox: str, style: Style, count: int) -> str:
-    numbers = itertools.count(1)
-    tuples = (
-        f"({', '.join(cast.format(placeholder(style, next(numbers))) for cast in _COLUMNS.values())})"
-        for _ in range(count)
-    )
+    placeholders = map(PLACEHOLDERS[style].format, itertools.count(1))
+    tuples = (f"({', '.join(map(str.format, _COLUMNS.values(), placeholders))})" for _ in range(count))
     return f"insert into {outbox} ({', '.join(_COLUMNS)}) values {', '.join(tuples)}"

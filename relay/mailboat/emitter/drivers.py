@@ -18,7 +18,7 @@ from mailboat.errors import EmitRefused
 Style = Literal["format", "pyformat", "qmark", "numeric", "named", "dollar"]
 """Placeholder syntax of a driver: the paramstyles of DB-API 2, and ``$1``."""
 
-_PLACEHOLDERS: dict[Style, str] = {
+PLACEHOLDERS: dict[Style, str] = {
     "format": "%s",
     "pyformat": "%(p{})s",
     "qmark": "?",
@@ -26,7 +26,7 @@ _PLACEHOLDERS: dict[Style, str] = {
     "named": ":p{}",
     "dollar": "${}",
 }
-"""Syntax of the parameter with number ``{}``."""
+"""Syntax of the parameter with number ``{}``, counted from 1."""
 
 _PQTRANS_IDLE = 0
 """libpq's transaction status of a connection without a transaction."""
@@ -62,7 +62,7 @@ def handle_of(connection: Any) -> Handle:
     packages = {cls.__module__.partition(".")[0] for cls in type(connection).__mro__}
     is_async = inspect.iscoroutinefunction(getattr(type(connection), "close", None))
     if "sqlalchemy" in packages and hasattr(connection, "execute"):
-        return _sqlalchemy_async(connection) if is_async else _sqlalchemy(connection)
+        return _sqlalchemy(connection, is_async)
     if "django" in packages and hasattr(connection, "in_atomic_block"):
         return _django(connection)
     if "psycopg" in packages:
@@ -75,11 +75,6 @@ def handle_of(connection: Any) -> Handle:
         f"emit: connection is a {type(connection).__module__}.{type(connection).__qualname__}: give a connection of"
         " psycopg, SQLAlchemy, Django, asyncpg or any DB-API 2 driver (or a psycopg cursor, or a SQLAlchemy session)"
     )
-
-
-def placeholder(style: Style, number: int) -> str:
-    """Return the placeholder of the parameter with this number, counted from 1."""
-    return _PLACEHOLDERS[style].format(number)
 
 
 def bundle(style: Style, values: Sequence[Any]) -> Sequence[Any] | dict[str, Any]:
@@ -104,38 +99,25 @@ def _psycopg(connection: Any, is_async: bool) -> Handle:
     return Handle("dollar" if is_raw else "format", is_async, base.execute)
 
 
-def _sqlalchemy(connection: Any) -> Handle:
-    if hasattr(connection, "flush"):
-        # Flush pending changes of the session first: their row locks keep the order of a key.
-        connection.flush()
-        connection = connection.connection()
-    if getattr(connection.connection.dbapi_connection, "autocommit", False) is True:
-        _refuse_autocommit()
-
-    def run(statement: str, values: Sequence[Any]) -> None:
-        connection.execute(_sqlalchemy_text(statement), bundle("named", values))
-
-    return Handle("named", False, run)
-
-
-def _sqlalchemy_async(connection: Any) -> Handle:
-    async def run(statement: str, values: Sequence[Any]) -> None:
-        base = connection
-        if hasattr(connection, "flush"):
-            await connection.flush()
-            base = await connection.connection()
-        raw = await base.get_raw_connection()
-        if getattr(raw.dbapi_connection, "autocommit", False) is True:
-            _refuse_autocommit()
-        await base.execute(_sqlalchemy_text(statement), bundle("named", values))
-
-    return Handle("named", True, run)
-
-
-def _sqlalchemy_text(statement: str) -> Any:
+def _sqlalchemy(connection: Any, is_async: bool) -> Handle:
     from sqlalchemy import text  # installed, since the connection is one of its objects
 
-    return text(statement)
+    def execute(base: Any, statement: str, values: Sequence[Any]) -> None:
+        if hasattr(base, "flush"):
+            # Flush pending changes of the session first: their row locks keep the order of a key.
+            base.flush()
+            base = base.connection()
+        if getattr(base.connection.dbapi_connection, "autocommit", False) is True:
+            _refuse_autocommit()
+        base.execute(text(statement), bundle("named", values))
+
+    def run(statement: str, values: Sequence[Any]) -> Any:
+        if not is_async:
+            return execute(connection, statement, values)
+        target = connection if hasattr(connection, "run_sync") else connection()  # an async_scoped_session
+        return target.run_sync(execute, statement, values)
+
+    return Handle("named", is_async, run)
 
 
 def _django(connection: Any) -> Handle:
@@ -186,7 +168,7 @@ def _paramstyle(connection: Any) -> Style | None:
         name = cls.__module__
         while name:
             style = getattr(sys.modules.get(name), "paramstyle", None)
-            if style in _PLACEHOLDERS:
+            if style in PLACEHOLDERS:
                 return cast(Style, style)
             name = name.rpartition(".")[0]
     return None

@@ -17,7 +17,7 @@ from datetime import date, time
 from decimal import Decimal
 from enum import Enum
 from itertools import chain
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypedDict
 
 from mailboat.errors import EmitRefused
 
@@ -58,6 +58,20 @@ model is an object."""
 
 Identity = str | uuid.UUID | int | date | Decimal | Enum
 """What a key or an aggregate id may be; stored as text."""
+
+
+class EventFields(TypedDict, total=False):
+    """The optional arguments of ``emit`` and their types; `NewEvent` has their meaning and their defaults."""
+
+    key: Identity | None
+    aggregate_type: str | None
+    aggregate_id: Identity | None
+    headers: Mapping[str, str] | None
+    tags: Iterable[str]
+    traceparent: str | None
+    event_id: uuid.UUID | None
+    content_type: str | None
+    ordered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +148,15 @@ def _text(argument: str, value: object) -> str:
         _refuse(argument, f"must be a string, not {type(value).__name__}")
     if "\0" in value:
         _refuse(argument, "must not contain NUL characters")
+    _utf8(argument, value)
+    return str(value)
+
+
+def _utf8(argument: str, value: str) -> bytes:
     try:
-        value.encode()
+        return value.encode()
     except UnicodeEncodeError as error:
         _refuse(argument, "must be valid Unicode: it has half of a surrogate pair", error)
-    return str(value)
 
 
 def _type(value: object) -> str:
@@ -189,17 +207,16 @@ def _iso(value: date | time) -> str:
 
 
 def _event_id(value: object) -> uuid.UUID:
-    match value:
-        case None:
-            return uuid.uuid4()
-        case uuid.UUID():
-            return value
-        case str():
-            try:
-                return uuid.UUID(value)
-            except ValueError as error:
-                _refuse("event_id", "must be a UUID", error)
-    _refuse("event_id", f"must be a UUID, not {type(value).__name__}")
+    if value is None:
+        return uuid.uuid4()
+    if isinstance(value, uuid.UUID):
+        return value
+    if not isinstance(value, str):
+        _refuse("event_id", f"must be a UUID, not {type(value).__name__}")
+    try:
+        return uuid.UUID(value)
+    except ValueError as error:
+        _refuse("event_id", "must be a UUID", error)
 
 
 def _payload(value: object, content_type: str | None) -> tuple[bytes | None, str]:
@@ -216,7 +233,7 @@ def _payload(value: object, content_type: str | None) -> tuple[bytes | None, str
         case bytes() | bytearray() | memoryview():
             data = bytes(value)
         case str():
-            data = _json_text(value) if _JSON_TYPE.match(content_type) else _utf8(value)
+            data = _json_text(value) if _JSON_TYPE.match(content_type) else _utf8("payload", value)
         case _:
             data = _json(value)
     if len(data) > MAX_PAYLOAD_BYTES:
@@ -224,19 +241,12 @@ def _payload(value: object, content_type: str | None) -> tuple[bytes | None, str
     return data, content_type
 
 
-def _utf8(value: str) -> bytes:
-    try:
-        return value.encode()
-    except UnicodeEncodeError as error:
-        _refuse("payload", "must be valid Unicode: it has half of a surrogate pair", error)
-
-
 def _json(value: object) -> bytes:
     try:
         text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_jsonable)
     except (TypeError, ValueError, RecursionError) as error:
         _refuse("payload", f"can't be written as JSON: {error}", error)
-    return _utf8(text)
+    return _utf8("payload", text)
 
 
 def _jsonable(value: object) -> object:
@@ -256,7 +266,7 @@ def _jsonable(value: object) -> object:
 
 
 def _json_text(value: str) -> bytes:
-    data = _utf8(value)
+    data = _utf8("payload", value)
     if len(data) > MAX_PAYLOAD_BYTES:  # too large anyway: don't parse it first
         return data
     try:

@@ -11,7 +11,6 @@ not affected.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
@@ -20,61 +19,47 @@ class KeyFence:
     """Stopped keys of one sink. Used from its event loop only."""
 
     def __init__(self) -> None:
-        self._holds: dict[str, int] = {}
-        self._waiting: WeakSet[FenceTicket] = WeakSet()
+        self._calls: WeakSet[FenceTicket] = WeakSet()
 
     def call(self) -> FenceTicket:
-        """Return the hold of one call. Create it when ``publish`` is called, not when its coroutine first runs, and
+        """Return the ticket of one call. Create it when ``publish`` is called, not when its coroutine first runs, and
         enter it around the whole call."""
-        return FenceTicket(self._holds, self._waiting)
+        return FenceTicket(self._calls)
 
 
 class FenceTicket:
     """Keys that one call must not send, and keys that it blocks for other calls until it has returned."""
 
-    def __init__(self, holds: dict[str, int], waiting: WeakSet[FenceTicket]) -> None:
-        self._holds = holds
-        self._waiting = waiting
-        self._returned = False
+    def __init__(self, calls: WeakSet[FenceTicket]) -> None:
+        """``calls``: the tickets of the sink's calls that have not returned."""
+        self._calls = calls
+        self._begun = False
         self._stopped: set[str] = set()
-        self.blocked: set[str | None] = set()
+        self.blocked: set[str | None] = set().union(*(call._stopped for call in calls))
         """Keys that this call must not send, valid after ``begin``. Updated in place, so callers may keep the set."""
-        waiting.add(self)
+        calls.add(self)
 
     def begin(self) -> None:
-        """Begin to send. Keys that are stopped now, or were at any time since the call was created, are blocked."""
-        self._waiting.discard(self)
-        self.blocked.update(self._holds)
+        """Begin to send. Other calls block only calls that have not begun: a sink sends in the order of ``begin``."""
+        self._begun = True
 
     def stop(self, key: str | None) -> None:
         """Record that a message of this key did not arrive. A message without a key blocks nothing.
 
         No effect after the call has returned: a cancelled call may receive its results later.
         """
-        if key is not None and key not in self._stopped and not self._returned:
+        if key is not None and key not in self._stopped and self in self._calls:
             self._stopped.add(key)
-            self._holds[key] = self._holds.get(key, 0) + 1
-            self.blocked.add(key)
+            for call in self._calls:
+                if call is self or not call._begun:
+                    call.blocked.add(key)
 
     def is_sole(self, key: str | None) -> bool:
         """Return whether no other call stops this key."""
-        return key is None or self._holds.get(key, 0) <= (key in self._stopped)
+        return not any(key in call._stopped for call in self._calls if call is not self)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._returned = True
-        self._waiting.discard(self)
-        if not self._stopped:
-            return
-        for call in self._waiting:
-            call.blocked |= self._stopped
-        for key in self._stopped:
-            left = self._holds[key] - 1
-            if left:
-                self._holds[key] = left
-            else:
-                del self._holds[key]
+    def __exit__(self, *_: object) -> None:
+        self._calls.discard(self)

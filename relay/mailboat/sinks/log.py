@@ -70,29 +70,28 @@ class LogSink:
     async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         deadline = time.monotonic() + self._delivery_timeout
         with hold:
-            written = 0
-            error: DeliveryError | None = None
-            try:
-                async with asyncio.timeout(self._delivery_timeout):
-                    await self._turn.acquire()
-            except TimeoutError:
-                error = SinkUnavailable(f"{self._place} took nothing for {self._delivery_timeout:g} s")
-            else:
-                try:
-                    hold.begin()
-                    if hold.blocked and any(message.key in hold.blocked for message in batch):
-                        error = Undecided("stands behind a failed write")
-                    else:
-                        written, error = await self._write(batch, deadline)
-                finally:
-                    self._turn.release()
+            written, error = await self._write_in_turn(batch, hold, deadline)
             if error is None:
                 return ALL_DELIVERED
-            failures: dict[int, DeliveryError] = {}
-            for index in range(written, len(batch)):
-                failures[index] = error
-                hold.stop(batch[index].key)
-            return failures
+            for message in batch[written:]:
+                hold.stop(message.key)
+            return dict.fromkeys(range(written, len(batch)), error)
+
+    async def _write_in_turn(
+        self, batch: Sequence[Message], hold: FenceTicket, deadline: float
+    ) -> tuple[int, DeliveryError | None]:
+        try:
+            async with asyncio.timeout(self._delivery_timeout):
+                await self._turn.acquire()
+        except TimeoutError:
+            return 0, SinkUnavailable(f"{self._place} took nothing for {self._delivery_timeout:g} s")
+        try:
+            hold.begin()
+            if hold.blocked and any(message.key in hold.blocked for message in batch):
+                return 0, Undecided("stands behind a failed write")
+            return await self._write(batch, deadline)
+        finally:
+            self._turn.release()
 
     async def close(self) -> None:
         self._closed = True
@@ -106,9 +105,9 @@ class LogSink:
         descriptor = self._descriptor
         if self._closed or descriptor is None:
             return 0, SinkUnavailable("the sink is not open")
-        lines = [_line(message) for message in batch]
+        data = b"".join(map(_line, batch))
         cancelled = threading.Event()
-        write = in_a_thread(partial(self._write_pieces, descriptor, b"".join(lines), deadline, cancelled), "log-sink")
+        write = in_a_thread(partial(self._write_pieces, descriptor, data, deadline, cancelled), "log-sink")
         try:
             sent, error = await asyncio.shield(write)
         except asyncio.CancelledError:
@@ -118,15 +117,7 @@ class LogSink:
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([write])
             raise
-        if error is None:
-            return len(lines), None
-        whole = 0
-        for line in lines:
-            if sent < len(line):
-                break
-            sent -= len(line)
-            whole += 1
-        return whole, error
+        return data.count(b"\n", 0, sent), error
 
     def _write_pieces(
         self, descriptor: int, data: bytes, deadline: float, cancelled: threading.Event

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,40 +62,25 @@ class ProvenPartitions:
         self.first.discard(key)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PublishCall:
     """One ``publish`` call in a session."""
 
-    __slots__ = (
-        "answered",
-        "batch",
-        "began",
-        "bytes",
-        "done",
-        "errors",
-        "expected",
-        "failures",
-        "handed",
-        "hold",
-        "share",
-        "unsent",
-    )
-
-    def __init__(self, share: ProducerShare, batch: Sequence[Message], hold: FenceTicket, began: float) -> None:
-        self.share = share
-        self.batch = batch
-        self.hold = hold
-        self.began = began
-        self.failures: dict[int, DeliveryError] = {}
-        self.done = asyncio.Event()
-        self.unsent = 0
-        """Index of the first message that was not handed over."""
-        self.handed = 0
-        """Number of messages that librdkafka accepted; ``bytes`` is the size of their payloads."""
-        self.bytes = 0
-        self.expected = -1
-        """Number of delivery reports to expect; -1 while messages are still being handed over."""
-        self.answered = 0
-        self.errors: dict[int, Report] = {}
+    share: ProducerShare
+    batch: Sequence[Message]
+    hold: FenceTicket
+    began: float
+    failures: dict[int, DeliveryError] = field(default_factory=dict)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    unsent: int = 0
+    """Index of the first message that was not handed over."""
+    handed: int = 0
+    """Number of messages that librdkafka accepted; ``bytes`` is the size of their payloads."""
+    bytes: int = 0
+    expected: int = -1
+    """Number of delivery reports to expect; -1 while messages are still being handed over."""
+    answered: int = 0
+    errors: dict[int, Report] = field(default_factory=dict)
 
     def report(self, index: int, error: KafkaError | None, message: Any) -> None:
         """Record a delivery report. librdkafka calls this inside ``poll``, once per message."""
