@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from mailboat.cli.run import Process, RunOptions
+from mailboat.cli.run import Process
 from mailboat.http.auth import CallerAuth
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.secrets import find_secrets
@@ -108,9 +108,9 @@ def test_a_relay_waits_for_an_external_migration_and_reports_it(empty_place, sta
 async def test_a_secret_that_is_swapped_while_relays_are_made_is_taken_up(tmp_path):
     login = Volume(tmp_path / "kafka-login")
     login.fill({"sasl.password": "old"})
-    options = RunOptions((), tmp_path, find_secrets(tmp_path, {}), "r1", ("127.0.0.1", 0), CallerAuth())
     told = asyncio.Event()
-    async with aclosing(Process(options)) as process:
+    secrets = find_secrets(tmp_path, {})
+    async with aclosing(Process((), tmp_path, secrets, "r1", ("127.0.0.1", 0), CallerAuth())) as process:
         # A stub of a relay that has read the old secret already.
         process.relays.append(cast(Relay, SimpleNamespace(name="shop/orders", refresh=told.set)))
         version = login.fill({"sasl.password": "new"})

@@ -15,7 +15,7 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -87,18 +87,18 @@ def run(
     manifests = None if follow else load(source.files)
     for warning in warnings(manifests) if manifests is not None else ():
         log.warning("Probably a mistake in a manifest: %s.", warning)
-    options = RunOptions(
-        source.files,
-        (secrets_folder if follow else existing_secrets_folder)(source.secrets_dir, os.environ),
-        source.secrets,
-        relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
-        parse_address(listen),
-        _callers(control_keys, audience),
-        advertise,
-    )
-    configure_gc()
     try:
-        asyncio.run(run_relays(options, manifests))
+        process = Process(
+            source.files,
+            (secrets_folder if follow else existing_secrets_folder)(source.secrets_dir, os.environ),
+            source.secrets,
+            relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
+            parse_address(listen),
+            _callers(control_keys, audience),
+            advertise,
+        )
+        configure_gc()
+        asyncio.run(process.run(manifests))
     except MailboatError:
         raise
     except Exception:
@@ -129,51 +129,45 @@ def _callers(keys: Path | None, audience: str | None) -> CallerAuth:
     return CallerAuth(JwtVerifier(keys, audience))
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """Options of ``mailboat run``."""
+@dataclass(eq=False)
+class Process:
+    """The options of ``mailboat run``, and the state shared by the relays of the process."""
 
     files: tuple[Path, ...]
     secrets_folder: Path | None
     secrets: Secrets
     relay_id: str
-    listen: tuple[str, int]
+    listen: InitVar[tuple[str, int]]
     callers: CallerAuth
-    advertised: str = ""
+    advertised: InitVar[str] = ""
 
-
-async def run_relays(options: RunOptions, manifests: Manifests | None) -> None:
-    """Run relays until a signal: for the manifests or, without manifests, for the configuration that is followed."""
-    async with aclosing(Process(options)) as process:
-        followed = None if manifests is not None else ConfigSource(process.configure)
-        if manifests is not None:
-            process.add_all(manifests)
-        async with process.serving(followed):
-            await first_of(process.configured, process.stop)
-            await process.run_all()
-
-
-class Process:
-    """State shared by the relays of one process."""
-
-    def __init__(self, options: RunOptions) -> None:
-        self.options = options
+    def __post_init__(self, listen: tuple[str, int], advertised: str) -> None:
         self.stop = asyncio.Event()
         self.configured = asyncio.Event()
         self.relays: list[Relay] = []
         # Before any relay reads them: a secret replaced while relays are created would be missed until its next change.
-        self._secrets_seen = fingerprint([options.secrets_folder]) if options.secrets_folder is not None else None
-        self.secret_versions = secret_versions(options.secrets_folder)
-        self._server = HttpServer.bind(*options.listen, options.advertised)
+        self._secrets_seen = fingerprint([self.secrets_folder]) if self.secrets_folder is not None else None
+        self.secret_versions = secret_versions(self.secrets_folder)
+        self._server = HttpServer.bind(*listen, advertised)
+
+    async def run(self, manifests: Manifests | None) -> None:
+        """Run relays until a signal: for the manifests or, without them, for the configuration that is followed."""
+        async with aclosing(self):
+            followed = None if manifests is not None else ConfigSource(self.configure)
+            if manifests is not None:
+                self.add_all(manifests)
+            async with self.serving(followed):
+                await first_of(self.configured, self.stop)
+                await self._run_all()
 
     def add_all(self, manifests: Manifests) -> None:
         """Add a relay for every OutboxRelay. Their configurations never change."""
-        outboxes = outboxes_of(manifests, self.options.secrets)
+        outboxes = outboxes_of(manifests, self.secrets)
         for outbox in outboxes:
             # Relays of one process may share a database, in which relay ids are unique.
             suffix = f"/{full_name(outbox.relay)}" if len(outboxes) > 1 else ""
             config = Configuration(outbox.relay, outbox.subscriptions)
-            self._add(config, self.options.relay_id + suffix, follows=False)
+            self._add(config, self.relay_id + suffix, follows=False)
 
     def configure(self, config: Configuration) -> None:
         """Apply a followed configuration. The first one adds the relay."""
@@ -182,7 +176,7 @@ class Process:
         if self.relays:
             self.relays[0].reconfigure(config)
         else:
-            self._add(config, self.options.relay_id, follows=True)
+            self._add(config, self.relay_id, follows=True)
 
     def _add(self, config: Configuration, relay_id: str, *, follows: bool) -> None:
         if not config.subscriptions:
@@ -190,7 +184,7 @@ class Process:
             log.warning("No EventSubscription refers to this relay: nothing is delivered.", extra={"relay": name})
         relay = Relay(
             config,
-            secrets=self.options.secrets,
+            secrets=self.secrets,
             identity=RelayIdentity(relay_id, str(uuid.uuid4()), self._server.address),
             follows=follows,
         )
@@ -200,11 +194,10 @@ class Process:
     @asynccontextmanager
     async def serving(self, followed: ConfigSource | None) -> AsyncIterator[None]:
         """Run the HTTP server and the watchers for the duration of the block."""
-        options = self.options
         api = HttpApi(
             lambda: [each.status() for each in self.relays],
             self.assign,
-            options.callers,
+            self.callers,
             stopping=self.stop.is_set,
             extras=lambda: StatusExtras(followed.report if followed else ConfigReport(), self.secret_versions),
             configure=followed.push if followed is not None else None,
@@ -216,15 +209,15 @@ class Process:
             tasks[-1].add_done_callback(self._on_task_done)
 
         if followed is not None:
-            begin(followed.follow(options.files))
+            begin(followed.follow(self.files))
         try:
             stop_on_signals(self.stop, log)  # before the process is reported as running
             await self._server.start(api.application())
             names = [each.name for each in self.relays]
-            log.info("Listening.", extra={"address": self._server.address, "id": options.relay_id, "relays": names})
-            if options.secrets_folder is not None:
+            log.info("Listening.", extra={"address": self._server.address, "id": self.relay_id, "relays": names})
+            if self.secrets_folder is not None:
                 # Last step before relays start: a refresh before their start would have no effect.
-                begin(watch([options.secrets_folder], self._secrets_changed, seen=self._secrets_seen))
+                begin(watch([self.secrets_folder], self._secrets_changed, seen=self._secrets_seen))
             yield
         finally:
             for task in tasks:
@@ -232,7 +225,7 @@ class Process:
 
     async def aclose(self) -> None:
         await self._server.close()
-        log.info("Stopped.", extra={"id": self.options.relay_id})
+        log.info("Stopped.", extra={"id": self.relay_id})
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """Shut down if a watcher failed unexpectedly: a restart is better than a relay that misses changes."""
@@ -251,7 +244,7 @@ class Process:
                 continue
         raise LookupError(name)
 
-    async def run_all(self) -> None:
+    async def _run_all(self) -> None:
         """Run until all relays have stopped. If one fails, stop the others gracefully and raise its error."""
         ended = await asyncio.gather(*map(self._run_one, self.relays), return_exceptions=True)
         for error in filter(None, ended):
@@ -266,4 +259,4 @@ class Process:
     async def _secrets_changed(self) -> None:
         for relay in self.relays:
             relay.refresh()
-        self.secret_versions = secret_versions(self.options.secrets_folder)
+        self.secret_versions = secret_versions(self.secrets_folder)

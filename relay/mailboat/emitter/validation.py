@@ -31,22 +31,11 @@ MAX_TAG_CHARACTERS = 128
 MAX_EXTRA_BYTES = 64 * 1024
 """Limit of headers and tags together: they are read, kept in memory and sent with every event, even a small one."""
 
-RESERVED_HEADERS = frozenset(
-    (
-        "event_id",
-        "event_type",
-        "aggregate_type",
-        "aggregate_id",
-        "created_at",
-        "partitionkey",
-        "traceparent",
-        "content-type",
-    )
-)
-
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_RESERVED_PREFIX = re.compile(r"mailboat-|ce[_-]", re.IGNORECASE)
+_RESERVED_HEADER = re.compile(
+    r"(mailboat-|ce[_-]).*|(event|aggregate)_(id|type)|created_at|partitionkey|traceparent|content-type", re.IGNORECASE
+)
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+ *(;[\x20-\x7e]*)?")
 _JSON_TYPE = re.compile(r"[^;]*[/+]json *(;|$)", re.IGNORECASE)
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -290,7 +279,7 @@ def _headers(headers: object) -> dict[str, str]:
     for name, value in headers.items():
         if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
             _refuse("headers", f"contain the name {str(name)[:128]!a}: use 1 to 128 of A-Z a-z 0-9 . _ -")
-        if _RESERVED_PREFIX.match(name) or name.lower() in RESERVED_HEADERS:
+        if _RESERVED_HEADER.fullmatch(name):
             _refuse("headers", f"contain the name {name}, which Mailboat sets itself")
         text = _text(f"headers.{name}", value)
         if len(text.encode()) > MAX_HEADER_BYTES:
