@@ -11,7 +11,6 @@ from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_KIND
 from mailboat_spec.patterns import Pattern
 from mailboat_spec.references import Connection, SecretKeyRef
 from mailboat_spec.resources.delivery import Backoff, Delivery, NoHandler, OnExhausted
-from mailboat_spec.resources.idempotency import Idempotency, IdempotencyPostgres, OnUnavailable
 from mailboat_spec.resources.relay import (
     Columns,
     ColumnsPreset,
@@ -28,7 +27,7 @@ from mailboat_spec.resources.relay import (
 )
 from mailboat_spec.resources.resource import Metadata, Resource, full_name
 from mailboat_spec.resources.sinks import CustomSink, KafkaSink, PubSubSink, Sink
-from mailboat_spec.resources.sources import KafkaSource, PubSubSource
+from mailboat_spec.resources.sources import Idempotency, IdempotencyPostgres, KafkaSource, OnUnavailable, PubSubSource
 from mailboat_spec.resources.status import (
     Condition,
     ConditionStatus,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -79,7 +79,7 @@ class Notify(StrEnum):
 class Database(Connection):
     """The Postgres primary that holds the outbox."""
 
-    schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
+    schemes = ("postgresql", "postgres")
 
     pooler: Pooler = Pooler.AUTO
     """What the URL leads to: Direct (Postgres, or a pooler in session mode), Transaction (a pooler in transaction

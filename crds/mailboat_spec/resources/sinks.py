@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 from pydantic.json_schema import JsonSchemaValue
@@ -125,7 +125,7 @@ class PubSubSink(PubSubService):
 class HttpSink(Connection):
     """A webhook: one POST per event."""
 
-    schemes: ClassVar[tuple[str, ...]] = ("https", "http")
+    schemes = ("https", "http")
 
     headers: Annotated[Mapping[str, str], WithoutSecrets("headersSecretRef: {name: ...}")] = Field(default_factory=dict)
     """Headers sent with every request. Secrets (Authorization, ...) go into headersSecretRef. Default: none."""
@@ -138,7 +138,7 @@ class HttpSink(Connection):
 class RedisSink(Connection):
     """A Redis (or Valkey) stream."""
 
-    schemes: ClassVar[tuple[str, ...]] = ("rediss", "redis")
+    schemes = ("rediss", "redis")
 
     stream: NonEmpty
     """Key of the stream that events are added to."""
@@ -149,7 +149,7 @@ class RedisSink(Connection):
 class PostgresSink(Connection):
     """A table in another Postgres database."""
 
-    schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
+    schemes = ("postgresql", "postgres")
 
     table: TableName
     """Table that events are inserted into, as schema.table."""

@@ -13,10 +13,9 @@ from mailboat_spec.formats import NonEmpty
 from mailboat_spec.patterns import Pattern
 from mailboat_spec.references import ConfigMapRef, RelayRef
 from mailboat_spec.resources.delivery import Delivery
-from mailboat_spec.resources.idempotency import Idempotency
 from mailboat_spec.resources.resource import Resource
 from mailboat_spec.resources.sinks import Sink
-from mailboat_spec.resources.sources import Source
+from mailboat_spec.resources.sources import Idempotency, Source
 from mailboat_spec.resources.status import EventSubscriptionStatus
 from mailboat_spec.resources.subscription_constraints import DEAD_LETTER_CONSTRAINTS, SOURCE_CONSTRAINTS
 from mailboat_spec.rules import (
@@ -141,10 +140,7 @@ def _only_from(choice: str, field: str, example: str) -> tuple[Constraint, ...]:
 class Start(Model):
     """Start of a new subscription. Has no effect on an existing one."""
 
-    constraints = (
-        *_only_from("Time", "time", '"2026-01-31T12:00:00Z"'),
-        *_only_from("Position", "position", "12345"),
-    )
+    constraints = (*_only_from("Time", "time", '"2026-01-31T12:00:00Z"'), *_only_from("Position", "position", "12345"))
 
     from_: StartFrom = StartFrom.EARLIEST
     """Earliest (all that the outbox still holds), Latest (only what comes from now on), Time or Position. Default:
