@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
@@ -15,7 +14,7 @@ from mailboat_spec.references import Connection
 from mailboat_spec.resources.resource import Resource, name_constraints
 from mailboat_spec.resources.status import OutboxRelayStatus
 from mailboat_spec.resources.template import PodTemplate
-from mailboat_spec.rules import Constraint, Predicate, Rule, RuleReason, absent, differs, equals, given, unchangeable
+from mailboat_spec.rules import Constraint, Predicate, RuleReason, absent, differs, equals, given, unchangeable
 from mailboat_spec.scalars import Duration, Size, at_most, between, not_longer
 
 DEFAULT_REPLICAS: Final = 2
@@ -192,6 +191,10 @@ class Outbox(Model):
             equals("tracking", "Log") | absent("columns.preset") | differs("columns.preset", "mailboat"),
         ),
     )
+    admission_only = tuple(
+        unchangeable(field, "progress is kept by it; create another OutboxRelay with subscriptions of its own")
+        for field in ("tracking", "table")
+    )
 
     tracking: Tracking = Tracking.LOG
     """How progress is kept: Log (cursors beside an append-only table) or Rows (marks on the row; not in this release).
@@ -208,14 +211,6 @@ class Outbox(Model):
     durability: Durability = Durability.FLUSHED
     """How safe an event must be before it is published: Committed (visible), Flushed (on the primary's disk) or
     Replicated (on the synchronous standbys). Default: Flushed."""
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        yield from super().admission_rules()
-        for fixed in ("tracking", "table"):
-            yield unchangeable(
-                fixed, "progress is kept by it; create another OutboxRelay with subscriptions of its own"
-            )
 
 
 class Wake(Model):

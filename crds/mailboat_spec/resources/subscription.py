@@ -171,6 +171,18 @@ class EventSubscriptionSpec(Model):
     """Desired state of a subscription."""
 
     constraints = (*SOURCE_CONSTRAINTS, *DEAD_LETTER_CONSTRAINTS)
+    admission_only = (
+        Rule(
+            "has(self.relayRef) == has(oldSelf.relayRef) && (!has(self.relayRef) || self.relayRef == oldSelf.relayRef)",
+            "can't be changed: progress is kept in the database of that relay; create another EventSubscription "
+            "instead",
+            "relayRef",
+            RuleReason.FORBIDDEN,
+        ),
+        unchangeable(
+            "start", "it has no effect on a subscription that exists; create another EventSubscription instead"
+        ),
+    )
 
     relay_ref: RelayRef | None = None
     """The OutboxRelay whose outbox is read. Default: none; either this or source is needed."""
@@ -234,20 +246,6 @@ class EventSubscriptionSpec(Model):
         if self.source is not None:
             return f"{self.source.kind}/{self.source.chosen.stream}"
         return f"outbox/{self.relay}"
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        yield from super().admission_rules()
-        yield Rule(
-            "has(self.relayRef) == has(oldSelf.relayRef) && (!has(self.relayRef) || self.relayRef == oldSelf.relayRef)",
-            "can't be changed: progress is kept in the database of that relay; create another EventSubscription "
-            "instead",
-            field="relayRef",
-            reason=RuleReason.FORBIDDEN,
-        )
-        yield unchangeable(
-            "start", "it has no effect on a subscription that exists; create another EventSubscription instead"
-        )
 
 
 class EventSubscription(Resource):
