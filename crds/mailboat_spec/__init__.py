@@ -6,13 +6,11 @@ resources or a list of all problems. YAML parsing, files, databases and Kubernet
 dependency is pydantic.
 """
 
-from mailboat_spec.conditions import Condition, ConditionStatus, ConditionType, Reason
 from mailboat_spec.documents import Manifests, read_documents
 from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_KIND
 from mailboat_spec.patterns import Pattern
 from mailboat_spec.references import Connection, SecretKeyRef
 from mailboat_spec.resources.delivery import Backoff, Delivery, NoHandler, OnExhausted
-from mailboat_spec.resources.idempotency import Idempotency, IdempotencyPostgres, OnUnavailable
 from mailboat_spec.resources.relay import (
     Columns,
     ColumnsPreset,
@@ -28,8 +26,16 @@ from mailboat_spec.resources.relay import (
 )
 from mailboat_spec.resources.resource import Metadata, Resource, full_name
 from mailboat_spec.resources.sinks import CustomSink, KafkaSink, PubSubSink, Sink
-from mailboat_spec.resources.sources import KafkaSource, PubSubSource
-from mailboat_spec.resources.status import EventSubscriptionStatus, OutboxRelayStatus, ResourceStatus
+from mailboat_spec.resources.sources import Idempotency, IdempotencyPostgres, KafkaSource, OnUnavailable, PubSubSource
+from mailboat_spec.resources.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    EventSubscriptionStatus,
+    OutboxRelayStatus,
+    Reason,
+    ResourceStatus,
+)
 from mailboat_spec.resources.subscription import (
     EventSubscription,
     EventSubscriptionSpec,

@@ -12,10 +12,10 @@ from typing import Any, Final, get_args
 
 from mailboat_spec import names
 from mailboat_spec.base import Model
-from mailboat_spec.conditions import ConditionType
 from mailboat_spec.crds.openapi_schema import Schema, WithDefaults, structural_schema
 from mailboat_spec.resources.relay import OutboxRelay
 from mailboat_spec.resources.resource import Resource
+from mailboat_spec.resources.status import ConditionType
 from mailboat_spec.resources.subscription import EventSubscription
 from mailboat_spec.rules import RULES
 

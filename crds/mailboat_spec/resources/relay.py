@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -15,7 +14,7 @@ from mailboat_spec.references import Connection
 from mailboat_spec.resources.resource import Resource, name_constraints
 from mailboat_spec.resources.status import OutboxRelayStatus
 from mailboat_spec.resources.template import PodTemplate
-from mailboat_spec.rules import Constraint, Predicate, Rule, RuleReason, absent, differs, equals, given, unchangeable
+from mailboat_spec.rules import Constraint, Predicate, RuleReason, absent, differs, equals, given, unchangeable
 from mailboat_spec.scalars import Duration, Size, at_most, between, not_longer
 
 DEFAULT_REPLICAS: Final = 2
@@ -78,7 +77,7 @@ class Notify(StrEnum):
 class Database(Connection):
     """The Postgres primary that holds the outbox."""
 
-    schemes: ClassVar[tuple[str, ...]] = ("postgresql", "postgres")
+    schemes = ("postgresql", "postgres")
 
     pooler: Pooler = Pooler.AUTO
     """What the URL leads to: Direct (Postgres, or a pooler in session mode), Transaction (a pooler in transaction
@@ -165,6 +164,10 @@ class Retention(Model):
 class Outbox(Model):
     """The table that applications insert events into."""
 
+    admission_only = (
+        unchangeable("table", "progress is kept by it; create another OutboxRelay with subscriptions of its own"),
+    )
+
     tracking: Tracking = Tracking.LOG
     """How progress is stored: Log (cursors beside an append-only table). Default: Log."""
     table: TableName = "mailboat.outbox"
@@ -179,11 +182,6 @@ class Outbox(Model):
     durability: Durability = Durability.FLUSHED
     """How safe an event must be before it is published: Committed (visible), Flushed (on the primary's disk) or
     Replicated (on the synchronous standbys). Default: Flushed."""
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        yield from super().admission_rules()
-        yield unchangeable("table", "progress is kept by it; create another OutboxRelay with subscriptions of its own")
 
 
 class Wake(Model):

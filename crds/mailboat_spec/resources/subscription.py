@@ -13,10 +13,9 @@ from mailboat_spec.formats import NonEmpty
 from mailboat_spec.patterns import Pattern
 from mailboat_spec.references import RelayRef
 from mailboat_spec.resources.delivery import Delivery
-from mailboat_spec.resources.idempotency import Idempotency
 from mailboat_spec.resources.resource import Resource
 from mailboat_spec.resources.sinks import Sink
-from mailboat_spec.resources.sources import Source
+from mailboat_spec.resources.sources import Idempotency, Source
 from mailboat_spec.resources.status import EventSubscriptionStatus
 from mailboat_spec.resources.subscription_constraints import DEAD_LETTER_CONSTRAINTS, SOURCE_CONSTRAINTS
 from mailboat_spec.rules import (
@@ -141,10 +140,7 @@ def _only_from(choice: str, field: str, example: str) -> tuple[Constraint, ...]:
 class Start(Model):
     """Start of a new subscription. Has no effect on an existing one."""
 
-    constraints = (
-        *_only_from("Time", "time", '"2026-01-31T12:00:00Z"'),
-        *_only_from("Position", "position", "12345"),
-    )
+    constraints = (*_only_from("Time", "time", '"2026-01-31T12:00:00Z"'), *_only_from("Position", "position", "12345"))
 
     from_: StartFrom = StartFrom.EARLIEST
     """Earliest (all that the outbox still holds), Latest (only what comes from now on), Time or Position. Default:
@@ -166,6 +162,18 @@ class EventSubscriptionSpec(Model):
     """Desired state of a subscription."""
 
     constraints = (*SOURCE_CONSTRAINTS, *DEAD_LETTER_CONSTRAINTS)
+    admission_only = (
+        Rule(
+            "has(self.relayRef) == has(oldSelf.relayRef) && (!has(self.relayRef) || self.relayRef == oldSelf.relayRef)",
+            "can't be changed: progress is kept in the database of that relay; create another EventSubscription "
+            "instead",
+            "relayRef",
+            RuleReason.FORBIDDEN,
+        ),
+        unchangeable(
+            "start", "it has no effect on a subscription that exists; create another EventSubscription instead"
+        ),
+    )
 
     relay_ref: RelayRef | None = None
     """The OutboxRelay whose outbox is read. Default: none; either this or source is needed."""
@@ -227,20 +235,6 @@ class EventSubscriptionSpec(Model):
         if self.source is not None:
             return f"{self.source.kind}/{self.source.chosen.stream}"
         return f"outbox/{self.relay}"
-
-    @classmethod
-    def admission_rules(cls) -> Iterator[Rule]:
-        yield from super().admission_rules()
-        yield Rule(
-            "has(self.relayRef) == has(oldSelf.relayRef) && (!has(self.relayRef) || self.relayRef == oldSelf.relayRef)",
-            "can't be changed: progress is kept in the database of that relay; create another EventSubscription "
-            "instead",
-            field="relayRef",
-            reason=RuleReason.FORBIDDEN,
-        )
-        yield unchangeable(
-            "start", "it has no effect on a subscription that exists; create another EventSubscription instead"
-        )
 
 
 class EventSubscription(Resource):
