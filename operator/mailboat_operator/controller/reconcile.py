@@ -156,9 +156,9 @@ class Reconciler:
         made it their owner again, garbage collection would remove them.
         """
         now = self.cache.relay(key)
-        if now is None or now["metadata"].get("deletionTimestamp"):
+        if now is None or now["metadata"]["uid"] != found["metadata"]["uid"]:
             return False
-        return bool(now["metadata"]["uid"] == found["metadata"]["uid"])
+        return not now["metadata"].get("deletionTimestamp")
 
     # ---- desired, apply, push --------------------------------------------------------------------------------------
 

@@ -117,15 +117,14 @@ class RelayStates:
             async with state.poll.calls:
                 return await self.client.put_config(pod, configuration.packed)
 
-        pushed = await asyncio.gather(*map(push, behind))
-        for pod, outcome in zip(behind, pushed, strict=True):
+        pushed = dict(zip(behind, await asyncio.gather(*map(push, behind)), strict=True))
+        for pod, outcome in pushed.items():
             self.metrics.pushes.labels("config", str(outcome.code)).inc()
             if outcome.code != 200 and state.refusals.get(pod.uid) != outcome:
-                extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
+                extra = {"pod": pod.relay_id, "code": outcome.code, "answer": outcome.text}
                 log.warning("Relay refused the configuration, push will be retried", extra=extra)
-        refused = {pod.uid: outcome for pod, outcome in zip(behind, pushed, strict=True) if outcome.code != 200}
-        state.refusals = refused
-        return ConfigPush(bool(behind), any(outcome.code in (0, 200) for outcome in pushed))
+        state.refusals = {pod.uid: outcome for pod, outcome in pushed.items() if outcome.code != 200}
+        return ConfigPush(bool(behind), any(outcome.code in (0, 200) for outcome in pushed.values()))
 
     async def push_assignment(
         self,
@@ -159,7 +158,7 @@ class RelayStates:
                 state.plan = Plan(generation, desired, now)
                 log.info("Assignment pushed", extra={"relay": name, "generation": generation})
                 return True
-            extra = {"pod": f"{pod.namespace}/{pod.name}", "code": outcome.code, "answer": outcome.text}
+            extra = {"pod": pod.relay_id, "code": outcome.code, "answer": outcome.text}
             if outcome.code == 409:  # an operator with a faster clock wrote it; all relays read the same database
                 state.ahead = min(max(1000, 2 * state.ahead), _FURTHEST_AHEAD)
                 log.warning("Relay has a newer assignment, generation raised", extra=extra)
