@@ -31,11 +31,7 @@ _BY_RELAY = ("relay",)
 _BY_SUBSCRIPTION = ("relay", "subscription")
 
 _RELAY_GAUGES: tuple[tuple[str, str, Callable[[RelayStatus], float | None]], ...] = (
-    (
-        "mailboat_relay_running",
-        "1 while the relay is connected and works.",
-        lambda relay: relay.state is RelayState.RUNNING,
-    ),
+    ("mailboat_relay_running", "1 while the relay is connected and works.", lambda r: r.state is RelayState.RUNNING),
     ("mailboat_database_up", "1 while the database can be reached.", lambda relay: relay.database_reachable),
     (
         "mailboat_time_partitions_ahead_days",

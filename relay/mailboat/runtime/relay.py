@@ -1,12 +1,7 @@
 """A relay: the loop around its sessions, and its status. The package docstring has the states.
 
-A relay starts with its configuration only and retries as long as a dependency is unavailable: a database that is not up
-yet or goes down, a schema that is not migrated yet. Only an invalid manifest ends the relay (``ConfigError``). If the
-configuration is *followed*, an invalid manifest does not end it either, because it can be corrected without a restart.
-
 One connection carries one session. A new configuration or a changed secret is applied while the session runs
-(`config_change`): only the changed subscriptions finish their batches and restart. If the connection settings changed,
-the session ends in an orderly way and the relay reconnects.
+(`config_change`). If the connection settings changed, the session ends in an orderly way and the relay reconnects.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.delivery.worker_counters import Totals
@@ -50,20 +51,21 @@ def subscription_status(
     name = full_name(resource)
     meters, ended_with = totals.meters[name], totals.last_error.get(name)
     number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None
+    past, past_age = _last_error((), ended_with, now)
+    unconnected = SubscriptionStatus(
+        name=name,
+        sink=resource.spec.sink.kind,
+        partitions=resource.spec.partitions,
+        published=totals.delivered[name],
+        refused=totals.refused[name],
+        rate=meters.rate.at(now),
+        sink_reachable=None,
+        last_error=past,
+        last_error_age=past_age,
+        meters=meters,
+    )
     if session is None or number is None:
-        past, past_age = _last_error((), ended_with, now)
-        return SubscriptionStatus(
-            name=name,
-            sink=resource.spec.sink.kind,
-            partitions=resource.spec.partitions,
-            published=totals.delivered[name],
-            refused=totals.refused[name],
-            rate=meters.rate.at(now),
-            sink_reachable=None,
-            last_error=past,
-            last_error_age=past_age,
-            meters=meters,
-        )
+        return unconnected
     subscription, stream = session.subscriptions[number], session.streams[number]
     keys = sorted((key for key in session.owned if key.subscription == number), key=lambda key: key.partition)
     workers = [session.owned[key].worker for key in keys]
@@ -76,9 +78,8 @@ def subscription_status(
     current = unavailable or stream.dead_topic.problem or full
     past, past_age = _last_error(workers, ended_with, now)
     lag_error = f"lag is as it was last known: {probe_error}" if probe_error else None
-    return SubscriptionStatus(
-        name=name,
-        sink=resource.spec.sink.kind,
+    return replace(
+        unconnected,
         state="Paused" if subscription.paused else "Running",
         partitions=subscription.partitions,
         lag=sum(p.lag for p in counted),
@@ -86,13 +87,11 @@ def subscription_status(
         oldest_age=max((p.oldest_age for p in counted if p.oldest_age is not None), default=None),
         parked=sum(p.parked for p in counted),
         dead=backlog.dead if backlog else 0,
-        published=totals.delivered[name] + sum(w.counters.delivered for w in workers),
-        refused=totals.refused[name] + sum(w.counters.refused for w in workers),
-        rate=meters.rate.at(now),
+        published=unconnected.published + sum(w.counters.delivered for w in workers),
+        refused=unconnected.refused + sum(w.counters.refused for w in workers),
         sink_reachable=False if unavailable else True if stream.ready else None,
         last_error=current or past or lag_error,
         last_error_age=0.0 if current or (lag_error and not past) else past_age,
-        meters=meters,
         blocked=backlog.blocked if backlog else 0,
         owned=tuple(owned),
         orphans=tuple(orphans),
