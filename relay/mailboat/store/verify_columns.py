@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from mailboat_spec.base import yaml_name
 
 _TEXT: Final = ("text", "character varying")
-_PRINTABLE: Final = ("integer", "bigint", "smallint", "uuid", "boolean")
+_AS_TEXT: Final = dict.fromkeys(("integer", "bigint", "smallint", "uuid", "boolean"), "{0}::text")
 """Types whose text is immutable, so that a generated column can be made of it."""
 _DOCUMENTS: Final = ("jsonb", "json", *_TEXT)
 
@@ -71,16 +71,10 @@ COLUMNS: Mapping[str, Column] = {
         dict.fromkeys(_TEXT, "{0}::uuid"),
         always=True,
     ),
-    "event_type": Column(
-        _TEXT,
-        "add column {0} text not null default 'event'",
-        dict.fromkeys(_PRINTABLE, "{0}::text"),
-        always=True,
-        written=True,
-    ),
-    "aggregate_type": Column(_TEXT, "add column {0} text", dict.fromkeys(_PRINTABLE, "{0}::text")),
-    "aggregate_id": Column((*_TEXT, "uuid"), "add column {0} text", dict.fromkeys(_PRINTABLE, "{0}::text")),
-    "key": Column(_TEXT, "add column {0} text", dict.fromkeys(_PRINTABLE, "{0}::text"), written=True),
+    "event_type": Column(_TEXT, "add column {0} text not null default 'event'", _AS_TEXT, always=True, written=True),
+    "aggregate_type": Column(_TEXT, "add column {0} text", _AS_TEXT),
+    "aggregate_id": Column((*_TEXT, "uuid"), "add column {0} text", _AS_TEXT),
+    "key": Column(_TEXT, "add column {0} text", _AS_TEXT, written=True),
     "slot": Column(("integer",), "add column {0} integer generated always as (mailboat.key_slot({key}, {id})) stored"),
     "payload": Column(("bytea",), "add column {0} bytea", dict.fromkeys(_DOCUMENTS, _BYTES), written=True),
     "content_type": Column(_TEXT, "add column {0} text not null default 'application/json'"),
