@@ -24,6 +24,10 @@ _FEW_CURSORS = """
     )
     insert into mailboat.cursors (subscription_id, partition, settled_snapshot, epoch, system_identifier, timeline)
     select id, partition, '3:3:', gen_random_uuid(), 1, 1 from declared, generate_series(0, 7) as partition"""
+_INCARNATION = "00000000-0000-0000-0000-000000000001"
+_RELAY = f"""
+    insert into mailboat.relays (id, incarnation, outbox, session_lock, beat_at, expires_at)
+    values ('a relay', '{_INCARNATION}', 'mailboat.outbox', false, now(), now())"""
 LONG_AGO = OLD.total_seconds() + 60
 
 
@@ -92,3 +96,28 @@ def test_statements_of_a_lease_find_its_cursor_by_epoch(each_outbox: Database, s
         plan = "\n".join(row[0] for row in connection.execute(explain.encode()))
     assert re.search(r"using cursors_epoch on cursors[^\n]*\n *Index Cond: \((c\.)?epoch = ", plan), plan
     assert "cursors_pkey" not in plan
+
+
+def test_a_heartbeat_finds_the_cursors_by_their_epochs(each_outbox: Database) -> None:
+    """If one of the epochs is unknown, it reads all cursors of the subscription."""
+    with psycopg.connect(each_outbox.url) as connection:
+        connection.execute(_FEW_CURSORS)
+        connection.execute("update mailboat.cursors set owner = 'a relay'")
+        connection.execute(_RELAY)
+        [(number,)] = connection.execute("select id from mailboat.subscriptions where name = 'shop/few'").fetchall()
+        epochs = [
+            epoch for (epoch,) in connection.execute("select epoch from mailboat.cursors where epoch is not null")
+        ]
+        where = {"relay": "a relay", "incarnation": _INCARNATION, "outbox": "mailboat.outbox", "ttl": 1.0}
+        where |= {"serves": [number], "delivered": [number]}
+        answers = []
+        for known in (epochs, epochs[1:]):
+            row = connection.execute(statements("leases")["beat"].encode(), where | {"epochs": known}).fetchone()
+            assert row is not None
+            [(subscription, partitions, owners, assigned, found)] = row[1]
+            answers.append((subscription, partitions, owners, assigned))
+            by_epoch = known is epochs
+            assert row[4] is by_epoch
+            assert sorted(found, key=str) == ([None] * 8 if by_epoch else sorted(map(str, epochs)))
+        connection.rollback()
+    assert answers[0] == answers[1] == (number, list(range(8)), ["a relay"] * 8, [None] * 8)

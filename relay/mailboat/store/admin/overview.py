@@ -98,6 +98,7 @@ async def waiting(
         "subscription": subscription.number,
         "partitions": subscription.partitions,
         "bound": bound,
+        "epochs": [],
     }
     statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(
         rows=layout.rows, wanted=_filter_predicate(subscription, manifests)
