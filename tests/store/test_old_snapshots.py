@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
-from uuid import uuid4
 
 import psycopg
 import pytest
@@ -17,6 +17,17 @@ from mailboat_devservers.postgres import Database
 from support.databases import connected
 from support.wait import await_until
 
+_FEW_CURSORS = """
+    with declared as (
+        insert into mailboat.subscriptions (outbox, name, partitions) values ('mailboat.outbox', 'shop/few', 8)
+        returning id
+    )
+    insert into mailboat.cursors (subscription_id, partition, settled_snapshot, epoch, system_identifier, timeline)
+    select id, partition, '3:3:', gen_random_uuid(), 1, 1 from declared, generate_series(0, 7) as partition"""
+_INCARNATION = "00000000-0000-0000-0000-000000000001"
+_RELAY = f"""
+    insert into mailboat.relays (id, incarnation, outbox, session_lock, beat_at, expires_at)
+    values ('a relay', '{_INCARNATION}', 'mailboat.outbox', false, now(), now())"""
 LONG_AGO = OLD.total_seconds() + 60
 
 
@@ -66,23 +77,47 @@ async def test_a_holder_whose_begin_is_hidden_counts_from_when_it_was_seen_first
 
 @pytest.mark.parametrize(
     "statement",
-    ["head", "this_window", "open", "advance", "still_open", "settle", "fence", "in_flight", "renew", "release"],
+    ["head", "this_window", "advance", "still_open", "settle", "fence", "in_flight", "renew", "release"],
 )
-def test_statements_of_a_lease_find_its_cursor_by_epoch(outbox: Database, statement: str) -> None:
-    """A lookup by primary key passes all versions of the cursor that a snapshot keeps."""
+def test_statements_of_a_lease_find_its_cursor_by_epoch(each_outbox: Database, statement: str) -> None:
+    """A lookup by primary key, or a scan of the whole index, passes all versions that a snapshot keeps."""
     windows = statements("windows")
     text = (statements("leases") if statement in ("renew", "release") else windows)[statement]
     if statement in ("head", "this_window"):
         text = f"with {text} select from {'head' if statement == 'head' else 'w'}"
-    snapshot = "1:1:"
-    parameters = {
-        "epoch": str(uuid4()), "epochs": [str(uuid4())], "settled_snapshot": snapshot, "window_snapshot": snapshot,
-        "window_snapshots": [snapshot], "positions": [1], "sequences": [1], "closes": [True],
-        "next_snapshots": [None], "in_flight": [True],
-        "lowest": None, "highest": None, "timeline": 1, "pooled": False, "level": "on",
-    }  # fmt: skip
-    with psycopg.connect(outbox.url) as connection:
+    numbers: dict[str, int] = {}
+    text = re.sub(r"%\((\w+)\)s", lambda found: f"${numbers.setdefault(found[1], len(numbers) + 1)}", text)
+    with psycopg.connect(each_outbox.url) as connection:
+        connection.execute(_FEW_CURSORS)
+        connection.execute("analyze mailboat.cursors")  # without statistics the planner expects many cursors
         connection.execute(windows["planner"])
-        plan = "\n".join(row[0] for row in connection.execute(f"explain {text}".encode(), parameters))
-    assert "cursors_epoch" in plan
+        connection.execute(f"prepare found as {text}".encode())
+        explain = f"explain execute found ({', '.join(['null'] * len(numbers))})"
+        plan = "\n".join(row[0] for row in connection.execute(explain.encode()))
+    assert re.search(r"using cursors_epoch on cursors[^\n]*\n *Index Cond: \((c\.)?epoch = ", plan), plan
     assert "cursors_pkey" not in plan
+
+
+def test_a_heartbeat_finds_the_cursors_by_their_epochs(each_outbox: Database) -> None:
+    """If one of the epochs is unknown, it reads all cursors of the subscription."""
+    with psycopg.connect(each_outbox.url) as connection:
+        connection.execute(_FEW_CURSORS)
+        connection.execute("update mailboat.cursors set owner = 'a relay'")
+        connection.execute(_RELAY)
+        [(number,)] = connection.execute("select id from mailboat.subscriptions where name = 'shop/few'").fetchall()
+        epochs = [
+            epoch for (epoch,) in connection.execute("select epoch from mailboat.cursors where epoch is not null")
+        ]
+        where = {"relay": "a relay", "incarnation": _INCARNATION, "outbox": "mailboat.outbox", "ttl": 1.0}
+        where |= {"serves": [number], "delivered": [number]}
+        answers = []
+        for known in (epochs, epochs[1:]):
+            row = connection.execute(statements("leases")["beat"].encode(), where | {"epochs": known}).fetchone()
+            assert row is not None
+            [(subscription, partitions, owners, assigned, found)] = row[1]
+            answers.append((subscription, partitions, owners, assigned))
+            by_epoch = known is epochs
+            assert row[4] is by_epoch
+            assert sorted(found, key=str) == ([None] * 8 if by_epoch else sorted(map(str, epochs)))
+        connection.rollback()
+    assert answers[0] == answers[1] == (number, list(range(8)), ["a relay"] * 8, [None] * 8)

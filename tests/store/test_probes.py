@@ -55,7 +55,7 @@ def test_a_probe_writes_no_temporary_files(
 ) -> None:
     filter_ = predicate(Filter.model_validate({"eventTypes": wanted}), Since("2020-01-01T00:00:00Z", 1))
     statement = sql.SQL(statements("subscription_rows")["backlog"]).format(rows=layout.rows, wanted=filter_)
-    where = {"subscription": number, "partitions": 8, "bound": EVENTS + 1}
+    where = {"subscription": number, "partitions": 8, "bound": EVENTS + 1, "epochs": []}
     with psycopg.connect(behind.url) as connection:
         connection.execute(statements("windows")["guard"])
         connection.execute("set local work_mem = '64kB'")

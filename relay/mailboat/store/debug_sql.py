@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from psycopg import sql
 
 from mailboat.store.outbox_store import CursorKey, Lease, Subscription
-from mailboat.store.queries import QueryCache, SubscriptionQuery
+from mailboat.store.queries import QueryCache, SubscriptionQuery, TailKind
 from mailboat.store.routing import Since, effective_filter, predicate
 from mailboat.store.settings import ReadLimits
 from mailboat.store.sql import comments, statements
@@ -40,15 +41,16 @@ _EXAMPLES = {
     "timeline": "1",
     "level": "local",
     "outbox": "0",
-    "before": "infinity",
     "read": "{}",
     "checks": "true",
     "epochs": f"{{{_EPOCH}}}",
     "window_snapshots": f"{{{_SNAPSHOT}}}",
     "positions": "{1000}",
     "sequences": "{1}",
-    "closes": "{true}",
+    "settled_snapshots": f"{{{_SNAPSHOT}}}",
     "next_snapshots": "{NULL}",
+    "lowest_ids": "{NULL}",
+    "highest_ids": "{NULL}",
     "in_flight": "{false}",
 }
 
@@ -95,7 +97,9 @@ def _composed(
         "chunk_end": composed.chunk_end,
         "chunk_end_within": composed.chunk_end_within,
     }
-    kinds: dict[str, Mapping[Any, bytes]] = {"tail": composed.tail, "large_window": composed.large_window}
+    tail_kinds = [TailKind(*kind) for kind in product((False, True), (None, "infinity"))]
+    tails = {kind: composed.tail(kind) for kind in tail_kinds}
+    kinds: dict[str, Mapping[Any, bytes]] = {"tail": tails, "large_window": composed.large_window}
     for name, text in _SQL.items():
         if name in kinds:
             for kind, statement in kinds[name].items():

@@ -98,6 +98,8 @@ class Leases:
             "outbox": settings.layout.table,
             "ttl": settings.lease_ttl,
         }
+        self._epochs: dict[CursorKey, str] = {}
+        """Epochs of all owned cursors of delivered subscriptions, as far as this relay knows."""
 
     async def join(self, link: PostgresConnection, serves: Collection[int]) -> None:
         """Register this relay. Raise ``LeaseLost`` if its id is in use."""
@@ -139,12 +141,17 @@ class Leases:
         overdue_after = self._settings.overdue_after
         sent_at = time.monotonic()
         async with link.autocommit() as cursor:
-            where = {**self._identity, "serves": list(serves), "delivered": list(delivered)}
+            where = {
+                **self._identity,
+                "serves": list(serves),
+                "delivered": list(delivered),
+                "epochs": list(self._epochs.values()),
+            }
             await cursor.execute(_SQL["beat"], where)
             found = await cursor.fetchone()
             if found is None:
                 raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
-            relays, owners, subscriptions, due = (column or () for column in found)
+            relays, owners, subscriptions, due, found_by_epoch = (column or () for column in found)
             latest = {relay: Heartbeat(incarnation, beat_at) for relay, incarnation, beat_at, *_ in relays}
             silences = self._heartbeats.silences(latest, sent_at, time.monotonic())
             peers: list[RelayPeer] = []
@@ -159,11 +166,14 @@ class Leases:
                     await cursor.execute(_SQL["expire"], {**about, "high": high, "low": low})
                     alive = await cursor.fetchone() is None
                 peers.append(RelayPeer(relay, frozenset(served), alive, alive and silence > overdue_after))
-        holdings = tuple(
-            PartitionOwner(CursorKey(number, partition), owner, assigned_to)
+        cursors = [
+            (CursorKey(number, partition), *rest)
             for number, *columns in owners
-            for partition, owner, assigned_to in zip(*columns, strict=True)
-        )
+            for partition, *rest in zip(*columns, strict=True)
+        ]
+        holdings = tuple(PartitionOwner(key, owner, assigned_to) for key, owner, assigned_to, _ in cursors)
+        if not found_by_epoch:
+            self._epochs = {key: epoch for key, _, _, epoch in cursors if epoch is not None}
         states = {row[0]: Subscription(*row) for row in subscriptions}
         return Membership(tuple(peers), holdings, states, frozenset(CursorKey(*key) for key in due))
 
@@ -197,7 +207,12 @@ class Leases:
             carry_over = number if previous_layout else 0
             window = Window(settled_snapshot, window_snapshot, lowest, highest, carry_over) if window_snapshot else None
             cursors.append(Cursor(Lease(CursorKey(number, part), epoch), settled_snapshot, window, *progress))
+        self._epochs |= {cursor.lease.key: cursor.lease.epoch for cursor in cursors}
         return cursors
+
+    def epochs(self, subscription: int) -> list[str]:
+        """Return the epochs of the subscription's cursors, as far as this relay knows."""
+        return [epoch for key, epoch in self._epochs.items() if key.subscription == subscription]
 
     async def release(self, link: PostgresConnection, leases: Collection[Lease]) -> None:
         """Release leases. The next owner can claim immediately and counts no crash."""

@@ -34,7 +34,7 @@ class OccupiedPartitions:
     @property
     def parameters(self) -> dict[str, Any]:
         """The parameters of a statement that leaves out the empty partitions."""
-        return {"outbox": self.outbox, "before": self.before, "read": self.read}
+        return {"outbox": self.outbox, "read": self.read}
 
     @classmethod
     def load(cls, pipeline: Pipeline, layout: TableLayout) -> Self | None:

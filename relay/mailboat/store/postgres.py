@@ -106,6 +106,8 @@ class PostgresStore:
         control = await _open(url, "control", settings)
         if not control.server.pooled:
             control.connection.prepare_threshold = _PREPARE_AFTER
+            async with control.autocommit() as cursor:
+                await cursor.execute(_PLANNER)
         return cls(url, me, settings, control)
 
     @property
@@ -261,7 +263,12 @@ class PostgresStore:
     async def backlog(self, subscription: int) -> Backlog:
         route, layout, bound = self._routes[subscription], self._settings.layout, self._settings.lag_bound
         statement = sql.SQL(_SQL["backlog"]).format(rows=layout.rows, wanted=route.wanted)
-        where = {"subscription": subscription, "partitions": route.subscription.partitions, "bound": bound}
+        where = {
+            "subscription": subscription,
+            "partitions": route.subscription.partitions,
+            "bound": bound,
+            "epochs": self._leases.epochs(subscription),
+        }
         # The server cancels the statements before the deadline of the connection.
         timeout_setting = {"timeout": f"{self._settings.deadline * 500:.0f}ms"}
 

@@ -39,8 +39,8 @@ class TailKind(NamedTuple):
 
     late: bool
     """Transactions were running in ``settled_snapshot``, and their events may have become visible."""
-    pruned: bool
-    """Empty time partitions are left out (`time_partitions`)."""
+    before: str | None
+    """Time partitions that begin then or later are left out (`time_partitions`). None: all are read."""
 
 
 class ChunkKind(NamedTuple):
@@ -56,7 +56,6 @@ class ChunkKind(NamedTuple):
 class ComposedQueries:
     """Statements for one set of subscriptions, and the routing of their rows."""
 
-    tail: Mapping[TailKind, bytes]
     small_window: bytes
     late: bytes
     large_window: Mapping[ChunkKind, bytes]
@@ -65,10 +64,17 @@ class ComposedQueries:
     subscriptions: Mapping[int, Subscription]
     offsets: Mapping[int, int]
     """Place of each subscription's first partition in ``own``."""
+    _parts: Mapping[str, Any]
+    _tails: dict[TailKind, bytes]
 
-    def tail_since(self, settled_snapshot: str, *, pruned: bool) -> bytes:
-        """Return the statement that reads what became visible since the snapshot ``settled_snapshot``."""
-        return self.tail[TailKind(late=not settled_snapshot.endswith(":"), pruned=pruned)]
+    def tail(self, kind: TailKind) -> bytes:
+        """Return the poll. ``before`` is a part of its text, so that its plan has only the time partitions that it
+        reads: the server locks all tables of a plan at every execution."""
+        if kind not in self._tails:
+            if any(former.before != kind.before for former in self._tails):  # a new day
+                self._tails.clear()
+            self._tails[kind] = _tail(kind, self._parts)
+        return self._tails[kind]
 
     def own(self, members: Iterable[Lease]) -> dict[str, str]:
         """Return the parameter that selects the events of these members' partitions: one bit per partition.
@@ -140,7 +146,6 @@ class QueryCache:
             "wanted": any_of(wanted),
         }
         return ComposedQueries(
-            {TailKind(*kind): _tail(TailKind(*kind), parts) for kind in product((False, True), repeat=2)},
             sql.SQL(_SQL["small_window"]).format(**parts).as_bytes(),
             sql.SQL(_SQL["late"]).format(**parts).as_bytes(),
             {ChunkKind(*kind): _large_window(ChunkKind(*kind), parts) for kind in product((False, True), repeat=2)},
@@ -148,6 +153,8 @@ class QueryCache:
             sql.SQL(_SQL["chunk_end_within"]).format(**parts).as_bytes(),
             subscriptions,
             offsets,
+            parts,
+            {},
         )
 
 
@@ -159,11 +166,13 @@ def _among_own(wanted: Predicate, offset: int, partitions: int) -> Predicate:
     return own if wanted is TRUE else sql.SQL("({} and {})").format(wanted, own)
 
 
-def _tail(kind: TailKind, parts: dict[str, Any]) -> bytes:
-    pruning = {
-        "occupied": sql.SQL(_SQL["occupied"] if kind.pruned else ""),
-        "stray": sql.SQL(_SQL["stray"]).format(**parts) if kind.pruned else sql.SQL("false"),
-    }
+def _tail(kind: TailKind, parts: Mapping[str, Any]) -> bytes:
+    pruning: dict[str, sql.Composable]
+    if kind.before is None:
+        pruning = {"occupied": sql.SQL(""), "stray": sql.SQL("false")}
+    else:
+        occupied = sql.SQL(_SQL["occupied"]).format(before=sql.Literal(kind.before))
+        pruning = {"occupied": occupied, "stray": sql.SQL(_SQL["stray"]).format(**parts)}
     late_arm = sql.SQL(_SQL["late_arm"]).format(**parts, **pruning) if kind.late else sql.SQL("")
     return sql.SQL(_SQL["tail"]).format(late_arm=late_arm, **parts, **pruning).as_bytes()
 

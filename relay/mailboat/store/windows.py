@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from psycopg import Cursor
 
@@ -45,7 +45,7 @@ from mailboat.store.outbox_store import (
     Window,
 )
 from mailboat.store.parked_rows import ParkedRows
-from mailboat.store.queries import QueryCache
+from mailboat.store.queries import QueryCache, TailKind
 from mailboat.store.session_settings import BEGIN
 from mailboat.store.settings import ReadLimits
 from mailboat.store.sql import statements
@@ -116,11 +116,10 @@ class Windows:
         lost |= {settlement.lease.key for settlement in settlements} - settled.keys
         opened: list[Opened] = []
         advanced: list[Advanced] = []
-        for found, answer in windows:
-            updated = settled.keys if answer is None else settled.keys | _keys(answer)
+        for found in windows:
             with_events = [lease for lease in found.members if found.has_for(lease)]
-            lost |= {lease.key for lease in with_events} - updated
-            if stored := tuple(lease for lease in with_events if lease.key in updated):
+            lost |= {lease.key for lease in with_events} - settled.keys
+            if stored := tuple(lease for lease in with_events if lease.key in settled.keys):
                 opened.append(Opened(found.window, stored, found.events))
             if moved := tuple(lease for lease in found.members if not found.has_for(lease)):
                 advanced.append(Advanced(found.window.window_snapshot, moved))
@@ -142,7 +141,7 @@ class Windows:
         measured: Sequence[Measured],
         *,
         stores: bool,
-    ) -> tuple[set[CursorKey], _Settled, list[tuple[_Found, Cursor[Row] | None]], list[CursorGroup]]:
+    ) -> tuple[set[CursorKey], _Settled, list[_Found], list[CursorGroup]]:
         if not self._partitions_loaded:
             self._load_partitions(pipeline)
         guard = pipeline.send(_SQL["guard"]) if server.pooled else None
@@ -161,63 +160,58 @@ class Windows:
         # Without new events write nothing, unless a common ``settled_snapshot`` merges several groups.
         windows = [found for found in polled if isinstance(found, _Found) and (found.any_visible or len(groups) > 1)]
         windows += [_Found(each.window, each.members, None) for each in measured]
-        settled = self._settle(pipeline, settlements, windows, server.timeline)
+        settled = self._settle_and_open(pipeline, settlements, windows, server)
         durable = [settlement for settlement in settlements if settlement.durable]
         if durable:
             pipeline.wait()
             for settlement in durable:
                 if settlement.lease.key in settled.keys:
                     self._parked_rows.apply(pipeline, settlement)
-        opening = [(found, self._open(pipeline, found, settled.closing, server)) for found in windows]
+        for found in windows:
+            self._note_progress(found)
         stored = stores and self._store(pipeline, server.timeline)
         level = self._sync_level if any(found.has_events for found in windows) else "off"
         if durable:
             pipeline.send(_SQL["sync"], {"level": "local" if level == "off" else level})
         elif stored and level == "off":
             pipeline.send(_SQL["sync"], {"level": "off"})
-        return lost, settled, opening, [overflow for overflow in polled if isinstance(overflow, CursorGroup)]
+        return lost, settled, windows, [overflow for overflow in polled if isinstance(overflow, CursorGroup)]
 
-    def _settle(
-        self, pipeline: Pipeline, settlements: Sequence[Settlement], windows: Sequence[_Found], timeline: int
+    def _settle_and_open(
+        self, pipeline: Pipeline, settlements: Sequence[Settlement], windows: Sequence[_Found], server: Server
     ) -> _Settled:
-        """Settle. A cursor whose window closes gets its next one with the same update, if it has events in it."""
+        """Settle, and open the windows, with one update of each cursor."""
         windowed = [s for s in settlements if s.window_snapshot is not None]
         parked_only = [s for s in settlements if s.window_snapshot is None]
-        closing = {s.lease for s in windowed if s.closes}
-        next_snapshots = {
-            lease: found.window.window_snapshot
-            for found in windows
-            for lease in found.members
-            if lease in closing and found.has_for(lease)
-        }
+        next_windows = {lease: found.window for found in windows for lease in found.members if found.has_for(lease)}
+        updates = [_settling(each, next_windows.pop(each.lease, None)) for each in windowed]
+        updates += [_opening(lease, window) for lease, window in next_windows.items()]
         answers = []
-        if parked_only and not windowed:  # the settlement of a window says so itself
-            pipeline.send(_SQL["sync"], {"level": "off"})
-        if windowed:
-            progress = {
-                "epochs": [s.lease.epoch for s in windowed],
-                "window_snapshots": [s.window_snapshot for s in windowed],
-                "positions": [s.position for s in windowed],
-                "sequences": [s.sequence for s in windowed],
-                "closes": [s.closes for s in windowed],
-                "next_snapshots": [next_snapshots.get(s.lease) for s in windowed],
-                "timeline": timeline,
-                "level": self._sync_level if next_snapshots else "off",
+        if updates:
+            opens = any(update.next_snapshot is not None for update in updates)
+            columns = dict(zip(_COLUMNS_OF_UPDATES, map(list, zip(*updates, strict=True)), strict=True))
+            options = {
+                "timeline": server.timeline,
+                "pooled": server.pooled,
+                "level": self._sync_level if opens else "off",
             }
-            answers.append(pipeline.send(_SQL["settle"], progress))
+            answers.append(pipeline.send(_SQL["settle"], columns | options))
+        elif parked_only:
+            pipeline.send(_SQL["sync"], {"level": "off"})
         if parked_only:
             answers.append(pipeline.send(_SQL["fence"], {"epochs": [s.lease.epoch for s in parked_only]}))
         flagged = [s for s in settlements if s.in_flight is not None]
         if flagged:
             in_flight = {"epochs": [s.lease.epoch for s in flagged], "in_flight": [s.in_flight for s in flagged]}
             pipeline.send(_SQL["in_flight"], in_flight)
-        return _Settled(closing, answers)
+        return _Settled(answers)
 
     def _poll(self, pipeline: Pipeline, group: CursorGroup, server: Server, *, checks: bool = True) -> Cursor[Row]:
         """Send the query for events visible since ``settled_snapshot``, with the lease of the first member for all."""
         occupied = self._occupied
         composed = self._query_cache.for_members(group.members)
-        tail = composed.tail_since(group.settled_snapshot, pruned=occupied is not None)
+        late = not group.settled_snapshot.endswith(":")
+        tail = composed.tail(TailKind(late, None if occupied is None else occupied.before))
         bounds = {"limit": 1 if group.cautious else self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
         where = {
             "epoch": group.members[0].epoch,
@@ -232,31 +226,12 @@ class Windows:
         self._occupied = OccupiedPartitions.load(pipeline, self._layout)
         self._partitions_loaded = True
 
-    def _open(
-        self, pipeline: Pipeline, found: _Found, closing: Collection[Lease], server: Server
-    ) -> Cursor[Row] | None:
-        """Open the window for the closed members that have events; the settlement has opened it for the ``closing``
-        ones. Note the progress of the others (see ``STORE_EVERY``)."""
-        members = [lease for lease in found.members if found.has_for(lease) and lease not in closing]
+    def _note_progress(self, found: _Found) -> None:
+        """Note the progress of the members without events, which is stored later (see ``STORE_EVERY``)."""
         for lease in found.members:
             self._unwritten.pop(lease, None)
             if not found.has_for(lease):
                 self._unwritten[lease] = found.window.window_snapshot
-        if not members:
-            return None
-        return pipeline.send(
-            _SQL["open"],
-            {
-                "epochs": [lease.epoch for lease in members],
-                "settled_snapshot": found.window.settled_snapshot,
-                "window_snapshot": found.window.window_snapshot,
-                "lowest": found.window.lowest,
-                "highest": found.window.highest,
-                "timeline": server.timeline,
-                "pooled": server.pooled,
-                "level": self._sync_level,
-            },
-        )
 
     def _store(self, pipeline: Pipeline, timeline: int) -> bool:
         """Store the progress of idle cursors and return True if there was any. A lost lease is skipped; the next
@@ -322,17 +297,49 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Settled:
-    """Answers to the settlements of a tick."""
+    """Answers to the updates of a tick."""
 
-    closing: set[Lease]
-    """Cursors whose window closes."""
     answers: Sequence[Cursor[Row]]
 
     @cached_property
     def keys(self) -> set[CursorKey]:
         """Cursors that were updated or, for settlements of parked events only, locked."""
-        return set().union(*(_keys(answer) for answer in self.answers))
+        return {CursorKey(*row[:2]) for answer in self.answers for row in answer.fetchall()}
 
 
-def _keys(answer: Cursor[Row]) -> set[CursorKey]:
-    return {CursorKey(*row[:2]) for row in answer.fetchall()}
+class _Update(NamedTuple):
+    """Parameters of `settle` for one cursor."""
+
+    epoch: str
+    window_snapshot: str | None
+    """The open window; None if the cursor is closed."""
+    settled_snapshot: str | None
+    """None if the window stays open."""
+    next_snapshot: str | None
+    """The window that the update opens."""
+    lowest: int | None
+    highest: int | None
+    position: int | None
+    sequence: int | None
+
+
+_COLUMNS_OF_UPDATES: Final = (
+    "epochs", "window_snapshots", "settled_snapshots", "next_snapshots", "lowest_ids", "highest_ids", "positions",
+    "sequences",
+)  # fmt: skip
+"""Parameters of `settle`: one array per field of `_Update`."""
+
+
+def _settling(settlement: Settlement, following: Window | None) -> _Update:
+    """Return the update of a settlement. ``following``: the next window of a cursor whose window closes."""
+    window = settlement.window_snapshot
+    epoch, position, sequence = settlement.lease.epoch, settlement.position, settlement.sequence
+    following_snapshot = following.window_snapshot if following is not None else None
+    return _Update(
+        epoch, window, window if settlement.closes else None, following_snapshot, None, None, position, sequence
+    )
+
+
+def _opening(lease: Lease, window: Window) -> _Update:
+    snapshots = window.settled_snapshot, window.window_snapshot
+    return _Update(lease.epoch, None, *snapshots, window.lowest, window.highest, None, None)

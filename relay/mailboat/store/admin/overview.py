@@ -81,7 +81,12 @@ async def waiting(
 
     Without a manifest the filter is unknown, and all events count.
     """
-    parameters = {"subscription": subscription.number, "partitions": subscription.partitions, "bound": bound}
+    parameters: dict[str, object] = {
+        "subscription": subscription.number,
+        "partitions": subscription.partitions,
+        "bound": bound,
+        "epochs": [],
+    }
     manifest = next((each for each in manifests if full_name(each) == subscription.name), None)
     wanted = predicate(effective_filter(subscription.name, manifest.spec), subscription.since) if manifest else TRUE
     statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(rows=layout.rows, wanted=wanted)

@@ -29,30 +29,48 @@ where owner = %(relay)s and subscription_id <> all (%(serves)s)
 -- Renew all leases of this relay and return the state of ownership, in one round trip. If the relay was declared dead, return no
 -- row.
 -- Columns: all relays of the outbox; the owners of the cursors; the subscriptions; the partitions with a parked event that is
--- due. The difference of a relay's two times is the length of its leases, independent of the clock. The times of this relay are
+-- due; whether all cursors were found by their epochs. If one is missing, because it has another epoch or none, all are read by
+-- subscription, which passes the former versions that an old snapshot keeps. The difference of a relay's two times is the length of its leases, independent of the clock. The times of this relay are
 -- those before the renewal.
 with renewed as (
     update mailboat.relays
     set beat_at = clock_timestamp(), expires_at = clock_timestamp() + make_interval(secs => %(ttl)s), serves = %(serves)s
     where id = %(relay)s and incarnation = %(incarnation)s
     returning id
+),
+known as materialized (
+    select subscription_id, partition, owner, assigned_to from mailboat.cursors where epoch = any (%(epochs)s::uuid[])
+),
+search as materialized (
+    select (select count(*) from known where subscription_id = any (%(delivered)s))
+           is not distinct from (select sum(partitions) from mailboat.subscriptions where id = any (%(delivered)s)) as complete
+),
+found as (
+    select subscription_id, partition, owner, assigned_to, null::uuid as epoch
+    from known
+    where subscription_id = any (%(delivered)s) and (select complete from search)
+    union all
+    select subscription_id, partition, owner, assigned_to, epoch
+    from mailboat.cursors
+    where subscription_id = any (%(delivered)s) and not (select complete from search)
 )
 select (select json_agg(json_build_array(r.id, r.incarnation, r.beat_at::text, extract(epoch from r.expires_at - r.beat_at), r.serves,
                                          r.session_lock) order by r.id)
         from mailboat.relays as r
         where r.outbox = %(outbox)s),
-       (select json_agg(json_build_array(c.subscription_id, c.partitions, c.owners, c.assigned))
+       (select json_agg(json_build_array(c.subscription_id, c.partitions, c.owners, c.assigned, c.epochs))
         from (select subscription_id, array_agg(partition order by partition) as partitions,
-                     array_agg(owner order by partition) as owners, array_agg(assigned_to order by partition) as assigned
-              from mailboat.cursors
-              where subscription_id = any (%(delivered)s)
+                     array_agg(owner order by partition) as owners, array_agg(assigned_to order by partition) as assigned,
+                     array_agg(epoch order by partition) as epochs
+              from found
               group by subscription_id) as c),
        (select json_agg(json_build_array(s.id, s.name, s.partitions, s.generation, s.state = 'Paused'))
         from mailboat.subscriptions as s
         where s.id = any (%(serves)s)),
        (select json_agg(distinct jsonb_build_array(p.subscription_id, p.partition))
         from mailboat.parked as p
-        where p.subscription_id = any (%(serves)s) and p.next_attempt_at <= clock_timestamp())
+        where p.subscription_id = any (%(serves)s) and p.next_attempt_at <= clock_timestamp()),
+       (select complete from search)
 from renewed
 
 -- name: leave

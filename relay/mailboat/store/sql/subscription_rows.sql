@@ -138,11 +138,19 @@ select set_config('statement_timeout', %(timeout)s, true)
 -- Rows are counted as they are read, with only the columns that a filter needs. A materialized read would write them, with their
 -- payloads, to temporary files at every probe.
 -- If counting stopped at the bound, the result has a row for every partition, even for one without a match so far: the next event
--- may be its own. `offset 0` makes the server evaluate `waits` once per row, not once per column.
-with mine as materialized (
+-- may be its own. Cursors are found by epoch if all epochs are known: a lookup by subscription passes the former versions that an
+-- old snapshot keeps. `offset 0` makes the server evaluate `waits` once per row, not once per column.
+with known as materialized (
     select partition, settled_snapshot, window_snapshot, position, previous_layout
     from mailboat.cursors
-    where subscription_id = %(subscription)s
+    where epoch = any (%(epochs)s::uuid[])
+),
+mine as materialized (
+    select * from known where (select count(*) from known) = %(partitions)s
+    union all
+    select partition, settled_snapshot, window_snapshot, position, previous_layout
+    from mailboat.cursors
+    where subscription_id = %(subscription)s and (select count(*) from known) <> %(partitions)s
 ),
 edge as materialized (
     select min(pg_snapshot_xmax(settled_snapshot)::text::numeric)::text::xid8 as xmax from mine

@@ -9,7 +9,8 @@
 --
 -- Statements find a cursor by its epoch, which is unique and new with every claim. A lookup by the primary key passes all former
 -- versions of the row that an old snapshot keeps; a lookup by the epoch passes those since the last claim only
--- (docs/windows.md, Old snapshots).
+-- (docs/windows.md, Old snapshots). The condition on the epoch is `= any`: if there is only a join, and the table has few rows, the
+-- planner joins with a scan of the whole index, which passes all former versions.
 
 -- name: planner
 -- Settings of a connection that reads windows, without a pooler. No bitmaps: they are built completely, a day of index entries,
@@ -87,11 +88,11 @@ select e.*
     union all
 
 -- name: occupied
--- Both arms leave out the time partitions that were created ahead. The bound is a parameter, so the executor removes their scans
--- before it initialises them. `is null` is never true. This condition keeps Postgres 14 to 16 from reading all rows of a
+-- Both arms leave out the time partitions that were created ahead. The bound is a literal, so the plan has no scans of them, and no
+-- execution locks them. `is null` is never true. This condition keeps Postgres 14 to 16 from reading all rows of a
 -- partition by an index condition on `created_at`, the second column of the primary key: these versions estimate a lookup by a
 -- list of transactions to cost more than that.
-and (e.created_at < %(before)s::timestamptz or e.created_at is null)
+and (e.created_at < {before}::timestamptz or e.created_at is null)
 
 -- name: stray
 -- Whether a time partition that the statement leaves out is not empty, by the size of its file. A row that is visible in the
@@ -157,22 +158,6 @@ from (
     offset 0
 ) as fresh
 
--- name: open
--- Open a window for the closed members that have events in it. These events are published next, so the commit waits until the
--- transaction is as durable as `durability` requires.
-update mailboat.cursors as c
-set settled_snapshot = %(settled_snapshot)s::text::pg_snapshot,
-    window_snapshot = %(window_snapshot)s::text::pg_snapshot,
-    lowest = %(lowest)s::bigint,
-    highest = %(highest)s::bigint,
-    position = 0,
-    crash_count = 0,
-    timeline = %(timeline)s
-from unnest(%(epochs)s::uuid[]) as m (epoch)
-where c.epoch = m.epoch
-  and c.window_snapshot is null and (not %(pooled)s or c.settled_snapshot::text = %(settled_snapshot)s)
-returning c.subscription_id, c.partition, set_config('synchronous_commit', %(level)s, true)
-
 -- name: advance
 -- Store the `settled_snapshot` of closed cursors that had no events up to it.
 update mailboat.cursors as c
@@ -180,16 +165,14 @@ set settled_snapshot = %(settled_snapshot)s::text::pg_snapshot,
     position = 0,
     crash_count = 0,
     timeline = %(timeline)s
-from unnest(%(epochs)s::uuid[]) as m (epoch)
-where c.epoch = m.epoch and c.window_snapshot is null
+where c.epoch = any (%(epochs)s::uuid[]) and c.window_snapshot is null
 
 -- name: still_open
 -- Cursors that are still in this window under their epoch. One of them then reads for all. A cursor whose lease was lost must not
 -- read, because each of its reads is empty. A read transaction has one snapshot, so the result holds for its later statements.
 select c.subscription_id, c.partition
 from mailboat.cursors as c
-join unnest(%(epochs)s::uuid[]) as m (epoch) on c.epoch = m.epoch
-where c.window_snapshot::text = %(window_snapshot)s
+where c.epoch = any (%(epochs)s::uuid[]) and c.window_snapshot::text = %(window_snapshot)s
 
 -- name: small_window
 -- Read a small window again, after a restart or by a new owner: the same events in the same order. At least one event, then as
@@ -292,34 +275,37 @@ where {wanted}
 order by found.id
 
 -- name: settle
--- Settle many cursors at once. A window that closes may be followed by the next one (`next_snapshots`) in the same update. If the
--- epoch or the window of a cursor is another one by now, the cursor stays unchanged. A lost settlement costs only duplicates, so
--- the commit waits (`level`) only for windows that are opened.
+-- Settle and open many cursors at once. `window_snapshot`: the open window, or null if the cursor is closed and is opened here.
+-- `settled_snapshot`: null if the window stays open. A window that closes may be followed by the next one (`next_snapshot`) in the
+-- same update. If the epoch or the window of a cursor is another one by now, the cursor stays unchanged.
+-- A lost settlement costs only duplicates. The events of a window that is opened are published next. So the commit waits (`level`)
+-- until the transaction is as durable as `durability` requires if it opens a window.
 update mailboat.cursors as c
-set settled_snapshot = case when s.closes then c.window_snapshot else c.settled_snapshot end,
-    window_snapshot = case when s.closes then s.next_snapshot::pg_snapshot else c.window_snapshot end,
-    lowest = case when s.closes then null else c.lowest end,
-    highest = case when s.closes then null else c.highest end,
-    previous_layout = case when s.closes then null else c.previous_layout end,
-    position = case when s.closes then 0 else greatest(c.position, s.position) end,
+set settled_snapshot = coalesce(s.settled_snapshot::pg_snapshot, c.settled_snapshot),
+    window_snapshot = case when s.settled_snapshot is null then c.window_snapshot else s.next_snapshot::pg_snapshot end,
+    lowest = case when s.settled_snapshot is null then c.lowest else s.lowest end,
+    highest = case when s.settled_snapshot is null then c.highest else s.highest end,
+    previous_layout = case when s.settled_snapshot is null then c.previous_layout end,
+    position = case when s.settled_snapshot is null then greatest(c.position, s.position) else 0 end,
     highest_settled_id = greatest(c.highest_settled_id, s.position),
-    sequence = s.sequence,
+    sequence = coalesce(s.sequence, c.sequence),
     crash_count = 0,
     timeline = case when s.next_snapshot is null then c.timeline else %(timeline)s end
-from unnest(%(epochs)s::uuid[], %(window_snapshots)s::text[], %(positions)s::bigint[], %(sequences)s::bigint[],
-            %(closes)s::boolean[], %(next_snapshots)s::text[])
-     as s (epoch, window_snapshot, position, sequence, closes, next_snapshot)
-where c.epoch = s.epoch
-  and c.window_snapshot::text = s.window_snapshot
+from unnest(%(epochs)s::uuid[], %(window_snapshots)s::text[], %(settled_snapshots)s::text[], %(next_snapshots)s::text[],
+            %(lowest_ids)s::bigint[], %(highest_ids)s::bigint[], %(positions)s::bigint[], %(sequences)s::bigint[])
+     as s (epoch, window_snapshot, settled_snapshot, next_snapshot, lowest, highest, position, sequence)
+where c.epoch = any (%(epochs)s::uuid[]) and c.epoch = s.epoch
+  and c.window_snapshot::text is not distinct from s.window_snapshot
+  and (not %(pooled)s or s.window_snapshot is not null or c.settled_snapshot::text = s.settled_snapshot)
 returning c.subscription_id, c.partition, set_config('synchronous_commit', %(level)s, true)
 
 -- name: fence
 -- Lock the cursors of settlements that concern only parked events until the transaction ends. A cursor with another epoch is not
--- returned.
+-- returned. `+ 0`: else the planner scans the primary key in this order.
 select c.subscription_id, c.partition
 from mailboat.cursors as c
-join unnest(%(epochs)s::uuid[]) as s (epoch) on c.epoch = s.epoch
-order by c.subscription_id, c.partition
+where c.epoch = any (%(epochs)s::uuid[])
+order by c.subscription_id + 0, c.partition
 for no key update of c
 
 -- name: in_flight
@@ -328,7 +314,7 @@ for no key update of c
 update mailboat.cursors as c
 set released = not h.in_flight
 from unnest(%(epochs)s::uuid[], %(in_flight)s::boolean[]) as h (epoch, in_flight)
-where c.epoch = h.epoch and c.released = h.in_flight
+where c.epoch = any (%(epochs)s::uuid[]) and c.epoch = h.epoch and c.released = h.in_flight
 
 -- name: sync
 -- Set the durability of this transaction's commit, if no other statement of the transaction does.

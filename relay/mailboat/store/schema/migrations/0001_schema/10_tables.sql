@@ -119,7 +119,7 @@ create table mailboat.cursors (
     timeline            integer not null,
     database_oid        oid not null default mailboat.database_oid(),
     primary key (subscription_id, partition)
-) with (fillfactor = 50);
+) with (fillfactor = 10);  -- a version on another page needs new index entries, and the unique index checks all former versions
 
 -- Relays find the cursors of their leases by epoch. Updates of progress do not change it and stay within their page.
 create unique index cursors_epoch on mailboat.cursors (epoch) where epoch is not null;
