@@ -118,12 +118,11 @@ class Windows:
         advanced: list[Advanced] = []
         for found, answer in windows:
             updated = settled.keys if answer is None else settled.keys | _keys(answer)
-            with_events = [lease for lease in found.members if found.has_for(lease)]
-            lost |= {lease.key for lease in with_events} - updated
-            if stored := tuple(lease for lease in with_events if lease.key in updated):
+            lost |= {lease.key for lease in found.with_events} - updated
+            if stored := tuple(lease for lease in found.with_events if lease.key in updated):
                 opened.append(Opened(found.window, stored, found.events))
-            if moved := tuple(lease for lease in found.members if not found.has_for(lease)):
-                advanced.append(Advanced(found.window.window_snapshot, moved))
+            if found.without_events:
+                advanced.append(Advanced(found.window.window_snapshot, found.without_events))
         return TickResult(frozenset(lost), tuple(opened), tuple(advanced), tuple(overflowing))
 
     async def store_unwritten(self, link: PostgresConnection) -> None:
@@ -160,7 +159,7 @@ class Windows:
         ]
         # Without new events write nothing, unless a common ``settled_snapshot`` merges several groups.
         windows = [found for found in polled if isinstance(found, _Found) and (found.any_visible or len(groups) > 1)]
-        windows += [_Found(each.window, each.members, None) for each in measured]
+        windows += [_Found(each.window, None, each.members) for each in measured]
         settled = self._settle(pipeline, settlements, windows, server.timeline)
         durable = [settlement for settlement in settlements if settlement.durable]
         if durable:
@@ -185,10 +184,7 @@ class Windows:
         parked_only = [s for s in settlements if s.window_snapshot is None]
         closing = {s.lease for s in windowed if s.closes}
         next_snapshots = {
-            lease: found.window.window_snapshot
-            for found in windows
-            for lease in found.members
-            if lease in closing and found.has_for(lease)
+            lease: found.window.window_snapshot for found in windows for lease in found.with_events if lease in closing
         }
         answers = []
         if parked_only and not windowed:  # the settlement of a window says so itself
@@ -237,11 +233,10 @@ class Windows:
     ) -> Cursor[Row] | None:
         """Open the window for the closed members that have events; the settlement has opened it for the ``closing``
         ones. Note the progress of the others (see ``STORE_EVERY``)."""
-        members = [lease for lease in found.members if found.has_for(lease) and lease not in closing]
-        for lease in found.members:
+        members = [lease for lease in found.with_events if lease not in closing]
+        for lease in found.with_events:
             self._unwritten.pop(lease, None)
-            if not found.has_for(lease):
-                self._unwritten[lease] = found.window.window_snapshot
+        self._unwritten.update(dict.fromkeys(found.without_events, found.window.window_snapshot))
         if not members:
             return None
         return pipeline.send(
@@ -298,7 +293,9 @@ class Windows:
         composed = self._query_cache.for_members(queried)
         matching = [row[: composed.width] for row in rows if row[0] is not None]
         events = composed.fan_out(matching, frozenset(lease.key for lease in members))
-        return _Found(Window(group.settled_snapshot, window_snapshot), members, events, any_visible=found > 0)
+        with_events, without_events = _divided(members, events)
+        window = Window(group.settled_snapshot, window_snapshot)
+        return _Found(window, events, with_events, without_events, any_visible=found > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,18 +303,25 @@ class _Found:
     """A window and its events; ``events`` is None if there are too many for one read."""
 
     window: Window
-    members: Sequence[Lease]
     events: Mapping[CursorKey, Sequence[OutboxEvent]] | None
+    with_events: tuple[Lease, ...]
+    """Members for which the window is opened."""
+    without_events: tuple[Lease, ...] = ()
     any_visible: bool = True
     """True if any event became visible, matching or not."""
 
     @property
     def has_events(self) -> bool:
         """True if at least one member has events in the window."""
-        return self.events is None or bool(self.events)
+        return bool(self.with_events)
 
-    def has_for(self, lease: Lease) -> bool:
-        return self.events is None or lease.key in self.events
+
+def _divided(members: Sequence[Lease], events: Collection[CursorKey]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
+    """Return the members with events and those without. Most events belong to few of many cursors."""
+    return (
+        tuple(lease for lease in members if lease.key in events),
+        tuple(lease for lease in members if lease.key not in events),
+    )
 
 
 @dataclass(frozen=True)
