@@ -3,18 +3,21 @@
 On the success path no object is allocated per event: batches are lists, and a batch without failures settles with one
 position. Only after a failure do the events become ``Attempt``s with an outcome each (`outcomes`).
 
-One task runs a worker, so no lock is needed. While the worker retries parked events, it takes no new events. Therefore
-new events of a key never overtake parked ones.
+New events are published and results evaluated at once, in the call that brings them: most batches have one event, and a
+task switch costs more than the rest of its delivery. Steps that wait, such as retries and commits, belong to the
+worker's task, and nothing else happens to the partition meanwhile. So no lock is needed, and new events of a key never
+overtake parked ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from typing import Any
 
 from mailboat.delivery.batching import choose, total_bytes
 from mailboat.delivery.checkpoints import Checkpoint
@@ -98,6 +101,10 @@ class PartitionWorker:
         self._one_by_one_for = stream.settings.batch_size if self._crashes_at_claim >= CAUTIOUS_AFTER else 0
         self._watched_for = stream.settings.batch_size * WATCHED_BATCHES if self._crashes_at_claim else 0
         self._work = asyncio.Event()
+        self._task_waits = False
+        """Whether the task waits for work. Only then other calls advance the partition."""
+        self._error: Exception | None = None
+        """Error outside the task, which raises it."""
         self._room = asyncio.Event()
         self._room.set()
         self.stopping = False
@@ -144,7 +151,7 @@ class PartitionWorker:
             self._queued += len(events)
             self._queued_bytes += size
             self._note_room()
-            self._work.set()
+            self._advance_now()
 
     def _note_room(self) -> None:
         settings = self.stream.settings
@@ -182,17 +189,8 @@ class PartitionWorker:
             await self.parked.load()
             while not self.stopping:
                 self._work.clear()
-                if self.parked.due() and self._active and not self._batches:
-                    await self.parked.retry()
-                elif self._may_launch():
-                    if self._stored_in_flight:
-                        self._launch()
-                    else:
-                        await self.note_in_flight(True)
-                elif self._batches and self._batches[0].completed:
-                    await self._complete()
-                elif self._stored_in_flight and self._inbox and not self._batches and not self._active:
-                    await self.note_in_flight(False)
+                if (step := self._advance()) is not None:
+                    await step()
                 else:
                     await self._wait()
             while self._batches:
@@ -203,6 +201,34 @@ class PartitionWorker:
             for answer in answers:
                 answer.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
+
+    def _advance(self) -> Callable[[], Coroutine[Any, Any, None]] | None:
+        """Launch and complete batches. Return the next step that has to wait, or None if there is nothing to do."""
+        while True:
+            if self.parked.due() and self._active and not self._batches:
+                return self.parked.retry
+            if self._may_launch():
+                if not self._stored_in_flight:
+                    return partial(self.note_in_flight, True)
+                self._launch()
+            elif self._batches and self._batches[0].completed:
+                if not self._is_plain(self._batches[0]):
+                    return self._complete
+                self._session.settle(self._delivered())
+            elif self._stored_in_flight and self._inbox and not self._batches and not self._active:
+                return partial(self.note_in_flight, False)
+            else:
+                return None
+
+    def _advance_now(self) -> None:
+        """Advance without a task switch, or wake the task: for a step that waits, and to wait for parked events."""
+        if self._task_waits and not self._work.is_set():
+            try:
+                if self._advance() is None and self.parked.seconds_until_due() is None:
+                    return
+            except Exception as error:
+                self._error = error
+        self._work.set()
 
     async def note_in_flight(self, in_flight: bool) -> None:
         """Store whether events are in flight, which decides whether a crash of this relay counts against an event.
@@ -221,9 +247,16 @@ class PartitionWorker:
     async def _wait(self) -> None:
         """Wait for a change, which includes results of a batch, or until a parked event is due."""
         left = self.parked.seconds_until_due() if self._active and not self._batches else None
-        with suppress(TimeoutError):
+        self._task_waits = True
+        try:
             async with asyncio.timeout(left):
                 await self._work.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._task_waits = False
+        if self._error is not None:
+            raise self._error
 
     def _may_launch(self) -> bool:
         if not self._inbox or not self._active or self.parked.due() or self.parked.full:
@@ -245,7 +278,7 @@ class PartitionWorker:
             batch.answer = start_publish(self.stream, messages)
             self.stream.on_checkpoint(Checkpoint.HANDED_OVER)
         if batch.answer is not None:
-            batch.answer.add_done_callback(lambda _: self._work.set())
+            batch.answer.add_done_callback(lambda _: self._advance_now())
         self._batches.append(batch)
 
     def _take(self) -> tuple[InFlightBatch, list[Message]]:
@@ -307,35 +340,47 @@ class PartitionWorker:
             return messages, cant_encode(events[len(messages)], error, stream.name)
         return messages, None
 
+    def _is_plain(self, batch: InFlightBatch) -> bool:
+        """Return whether all events of a completed batch were delivered, and nobody waits for its commit."""
+        return not (
+            batch.refused
+            or batch.asides
+            or self._watched_for > 0
+            or (batch.answer is not None and (batch.answer.cancelled() or batch.answer.result()))
+        )
+
     async def _complete(self) -> None:
         """Evaluate the results of the first batch and settle it. After any failure, resolve all batches together."""
-        batch = self._batches[0]
+        batch, watched = self._batches[0], self._watched_for > 0
         failures = await batch.answer if batch.answer is not None else ALL_DELIVERED
-        self.stream.on_checkpoint(Checkpoint.ANSWERED)
         if failures or batch.refused:
+            self.stream.on_checkpoint(Checkpoint.ANSWERED)
             await self._resolve_failures()
-            return
-        self._batches.popleft()
-        watched = self._watched_for > 0
-        self._note_success(len(batch.events))
-        self._count_delivered(len(batch.events))
-        if batch.events:
-            self.counters.note_delivery(self.stream.clock())
-            self.stream.meters.delivered(batch.events[0].created_at, 1, len(batch.events))
-        settlement = Settlement(
+        elif batch.asides or watched:
+            await self._session.commit(self._delivered())
+        else:
+            self._session.settle(self._delivered())
+
+    def _delivered(self) -> Settlement:
+        """Count the first batch as delivered and return its settlement."""
+        batch, stream = self._batches.popleft(), self.stream
+        stream.on_checkpoint(Checkpoint.ANSWERED)
+        events = len(batch.events)
+        self._note_success(events)
+        if events:
+            self._count_delivered(events)
+            self.counters.note_delivery(stream.clock())
+            stream.meters.delivered(batch.events[0].created_at, 1, events)
+        self.parked.count += len(batch.asides)
+        return Settlement(
             self.lease,
             batch.window.window_snapshot,
             batch.position,
             batch.sequence,
             batch.closes,
             park=tuple(batch.asides),
-            ordered=self.stream.settings.ordered,
+            ordered=stream.settings.ordered,
         )
-        self.parked.count += len(batch.asides)
-        if batch.asides or watched:
-            await self._session.commit(settlement)
-        else:
-            self._session.settle(settlement)
 
     def _count_delivered(self, events: int) -> None:
         self.counters.delivered += events

@@ -360,6 +360,7 @@ class RelaySession(DeliverySession):
         owned = self.owned.get(key)
         if owned is not None:
             log.warning("Partition was taken over by another relay", extra={"partition": key.partition})
+            owned.worker.stop()  # the cancellation takes effect later, and results may arrive before
             owned.task.cancel()
             self._forget(key)
 

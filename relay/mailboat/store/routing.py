@@ -117,11 +117,13 @@ def fan_out(
     members: frozenset[CursorKey],
 ) -> dict[CursorKey, list[OutboxEvent]]:
     """Route rows with their matching subscriptions to the members among those subscriptions' partitions."""
-    routed: dict[CursorKey, list[OutboxEvent]] = {key: [] for key in members}
+    routed: dict[CursorKey, list[OutboxEvent]] = {}
+    partitions, new = {number: each.partitions for number, each in subscriptions.items()}, tuple.__new__
     for columns, matching in rows:
         event = OutboxEvent._make(columns)
+        slot = event.slot
         for number in matching:
-            events = routed.get(CursorKey(number, event.slot % subscriptions[number].partitions))
-            if events is not None:
-                events.append(event)
-    return {key: events for key, events in routed.items() if events}
+            key = new(CursorKey, (number, slot % partitions[number]))
+            if key in members:
+                routed.setdefault(key, []).append(event)
+    return routed

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -117,12 +117,11 @@ class Windows:
         opened: list[Opened] = []
         advanced: list[Advanced] = []
         for found in windows:
-            with_events = [lease for lease in found.members if found.has_for(lease)]
-            lost |= {lease.key for lease in with_events} - settled.keys
-            if stored := tuple(lease for lease in with_events if lease.key in settled.keys):
+            lost |= {lease.key for lease in found.with_events} - settled.keys
+            if stored := tuple(lease for lease in found.with_events if lease.key in settled.keys):
                 opened.append(Opened(found.window, stored, found.events))
-            if moved := tuple(lease for lease in found.members if not found.has_for(lease)):
-                advanced.append(Advanced(found.window.window_snapshot, moved))
+            if found.without_events:
+                advanced.append(Advanced(found.window.window_snapshot, found.without_events))
         return TickResult(frozenset(lost), tuple(opened), tuple(advanced), tuple(overflowing))
 
     async def store_unwritten(self, link: PostgresConnection) -> None:
@@ -159,7 +158,7 @@ class Windows:
         ]
         # Without new events write nothing, unless a common ``settled_snapshot`` merges several groups.
         windows = [found for found in polled if isinstance(found, _Found) and (found.any_visible or len(groups) > 1)]
-        windows += [_Found(each.window, each.members, None) for each in measured]
+        windows += [_Found(each.window, None, each.members) for each in measured]
         settled = self._settle_and_open(pipeline, settlements, windows, server)
         durable = [settlement for settlement in settlements if settlement.durable]
         if durable:
@@ -183,7 +182,7 @@ class Windows:
         """Settle, and open the windows, with one update of each cursor."""
         windowed = [s for s in settlements if s.window_snapshot is not None]
         parked_only = [s for s in settlements if s.window_snapshot is None]
-        next_windows = {lease: found.window for found in windows for lease in found.members if found.has_for(lease)}
+        next_windows = {lease: found.window for found in windows for lease in found.with_events}
         updates = [_settling(each, next_windows.pop(each.lease, None)) for each in windowed]
         updates += [_opening(lease, window) for lease, window in next_windows.items()]
         answers = []
@@ -228,10 +227,9 @@ class Windows:
 
     def _note_progress(self, found: _Found) -> None:
         """Note the progress of the members without events, which is stored later (see ``STORE_EVERY``)."""
-        for lease in found.members:
+        for lease in found.with_events:
             self._unwritten.pop(lease, None)
-            if not found.has_for(lease):
-                self._unwritten[lease] = found.window.window_snapshot
+        self._unwritten.update(dict.fromkeys(found.without_events, found.window.window_snapshot))
 
     def _store(self, pipeline: Pipeline, timeline: int) -> bool:
         """Store the progress of idle cursors and return True if there was any. A lost lease is skipped; the next
@@ -273,7 +271,9 @@ class Windows:
         composed = self._query_cache.for_members(queried)
         matching = [row[: composed.width] for row in rows if row[0] is not None]
         events = composed.fan_out(matching, frozenset(lease.key for lease in members))
-        return _Found(Window(group.settled_snapshot, window_snapshot), members, events, any_visible=found > 0)
+        with_events, without_events = _divided(members, events)
+        window = Window(group.settled_snapshot, window_snapshot)
+        return _Found(window, events, with_events, without_events, any_visible=found > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,18 +281,25 @@ class _Found:
     """A window and its events; ``events`` is None if there are too many for one read."""
 
     window: Window
-    members: Sequence[Lease]
     events: Mapping[CursorKey, Sequence[OutboxEvent]] | None
+    with_events: tuple[Lease, ...]
+    """Members for which the window is opened."""
+    without_events: tuple[Lease, ...] = ()
     any_visible: bool = True
     """True if any event became visible, matching or not."""
 
     @property
     def has_events(self) -> bool:
         """True if at least one member has events in the window."""
-        return self.events is None or bool(self.events)
+        return bool(self.with_events)
 
-    def has_for(self, lease: Lease) -> bool:
-        return self.events is None or lease.key in self.events
+
+def _divided(members: Sequence[Lease], events: Collection[CursorKey]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
+    """Return the members with events and those without. Most events belong to few of many cursors."""
+    return (
+        tuple(lease for lease in members if lease.key in events),
+        tuple(lease for lease in members if lease.key not in events),
+    )
 
 
 @dataclass(frozen=True)
