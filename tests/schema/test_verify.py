@@ -60,7 +60,7 @@ async def test_a_position_that_no_relay_reads_is_refused_and_found_in_a_table_th
     with pytest.raises(psycopg.errors.CheckViolation):
         outbox.execute("insert into mailboat.outbox (id, event_type) values (0, 'lost')")
     make_renamed(outbox)
-    outbox.execute("alter table shop.events drop constraint well_formed")
+    outbox.execute("alter domain mailboat.position drop constraint well_formed")
     outbox.execute("insert into shop.events (position, type) values (-1, 'lost')")
     (finding,) = await look(outbox.url, RENAMED.table, **RENAMED.columns)
     assert "never delivered" in finding.what

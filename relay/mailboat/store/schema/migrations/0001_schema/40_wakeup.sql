@@ -1,6 +1,6 @@
 -- Wake-up of idle relays and consumers. Writers notify only while one is idle.
 
--- Create the wake-up sequence of an outbox. Its value is the time until which writers notify, in milliseconds since 1970. 0 or no
+-- Create the wake-up sequence of an outbox. Its value is the time until which writers notify, in milliseconds since 1970. No
 -- value: no relay and no consumer is idle. A sequence, because a writer reads it without a query and a snapshot, gets the newest
 -- value at any isolation level, and scans no dead row versions while an old snapshot is open.
 create function mailboat.create_wakeup_sequence() returns trigger
@@ -42,7 +42,7 @@ begin
                       else 0 end;
         sequence := to_regclass(format('mailboat.wakeup_%s', mailboat.key_slot(name, 0)));
         if coalesce(pg_sequence_last_value(sequence), 0) <> until then
-            perform setval(sequence, until);
+            perform setval(sequence, until, until > 0);  -- 0 leaves the sequence without a value
         end if;
     end loop;
     return null;
