@@ -104,7 +104,7 @@ class Scenario:
 
     def _mend(self, survivor: RelayProcess) -> None:
         self._scene.limit_messages(LARGE_LIMIT)
-        self._screen.say("The cause is mended: a larger message.max.bytes in the manifest.")
+        self._screen.say("The cause is corrected: a larger message.max.bytes in the manifest.")
         newcomer = self._start("relay-3")
         self._until(lambda: _shares(survivor, newcomer), f"{newcomer.name} to get its share")
         self._screen.say(f"{newcomer.name} was started with it, and got its share. {survivor.name} restarts, in order.")

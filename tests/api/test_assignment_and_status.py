@@ -50,7 +50,7 @@ async def test_partitions_are_shared_out_and_the_status_shows_it(cluster, orders
         assert relay["status"]["selector"].endswith("app.kubernetes.io/instance=orders")
 
 
-async def test_a_relay_that_comes_or_goes_moves_only_what_must_move(cluster):
+async def test_a_started_or_stopped_relay_moves_as_few_partitions_as_possible(cluster):
     await cluster.create_relay()
     await cluster.create_subscription(partitions=6)
     async with operating(cluster):
@@ -219,7 +219,7 @@ async def test_a_status_is_never_written_onto_a_newer_version(cluster):
     assert "status" not in await cluster.get(SUBSCRIPTION, "orders-to-kafka")
 
 
-async def test_the_word_of_another_relay_at_the_same_address_does_not_count(cluster, orders):
+async def test_a_report_of_another_relay_at_the_same_address_is_ignored(cluster, orders):
     async with operating(cluster):
         await cluster.run_pod("orders-relay-a")
         second = await cluster.run_pod("orders-relay-b")

@@ -282,7 +282,7 @@ def test_uninstall_removes_all_but_the_crds_and_user_objects(cluster: ApiServer,
     cluster.kubectl("delete", "outboxrelay", "orders", "--namespace", "shop")
 
 
-def test_install_refusal_and_uninstall_print_what_the_documentation_shows(
+def test_install_refusal_and_uninstall_print_the_documented_output(
     cluster: ApiServer, release: Callable[..., str]
 ) -> None:
     shown = re.findall(r"^```text\n(.*?)^```$", (ROOT / "docs/kubernetes.md").read_text(), re.DOTALL | re.MULTILINE)

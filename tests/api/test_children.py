@@ -22,7 +22,7 @@ from support.operator_under_test import CHILDREN, condition_of, configuring, ope
 from support.wait import await_until
 
 
-async def test_a_relay_becomes_its_children_and_nothing_is_noted_on_the_resource_itself(cluster):
+async def test_a_relay_becomes_its_children_and_its_resource_is_not_annotated(cluster):
     async with operating(cluster):
         await cluster.create_relay()
         for kind in CHILDREN:

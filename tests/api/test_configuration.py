@@ -69,14 +69,14 @@ async def test_a_config_map_full_of_nonsense_takes_no_subscription_from_relays(c
         assert relay.names() == known
     await cluster.patch(CONFIG_MAP, "orders-relay", nonsense)
     await cluster.create_subscription("another")
-    mended = {"custom": None, **subscription()["spec"]["sink"]}
+    corrected = {"custom": None, **subscription()["spec"]["sink"]}
     async with operating(cluster):  # a new operator has no state, and holds the configuration
         found = await cluster.until_condition(RELAY, "orders", "Ready", "False", "ConfigurationHeld")
         assert "orders-to-kafka" in condition_of(found, "Ready")["message"]
         assert condition_of(found, "Stalled")["status"] == "True"
         assert (await cluster.get(CONFIG_MAP, "orders-relay"))["data"][RESOURCES_KEY] == NONSENSE
         assert relay.names() == known
-        await cluster.patch(SUBSCRIPTION, "orders-to-kafka", {"spec": {"sink": mended}})
+        await cluster.patch(SUBSCRIPTION, "orders-to-kafka", {"spec": {"sink": corrected}})
         await await_until(lambda: sorted(relay.names()) == [f"{cluster.namespace}/another", *known], what="both")
         await cluster.until_condition(RELAY, "orders", "Ready", "False", "NotEnoughRelays")
 

@@ -105,7 +105,7 @@ def test_a_manifest_with_every_field_is_taken(asked: Admission, body: Body) -> N
 
 
 @pytest.mark.parametrize(("body", "bad", "words"), REFUSED, ids=lambda part: part.path if isinstance(part, Bad) else "")
-def test_the_server_refuses_what_a_model_refuses(asked: Admission, body: Body, bad: Bad, words: str) -> None:
+def test_the_server_refuses_manifests_that_a_model_refuses(asked: Admission, body: Body, bad: Bad, words: str) -> None:
     causes = asked.refusals(as_json(changed(body, bad.path, bad.value)))
     assert any(words in cause.message and blames(cause, bad.where) for cause in causes), causes
 
@@ -195,11 +195,11 @@ def test_immutable_fields_cannot_be_changed(asked: Admission, rule: PlacedRule) 
     ],
     ids=str,
 )
-def test_the_rest_can_be_changed(asked: Admission, body: Body, path: str, value: object) -> None:
+def test_other_fields_can_be_changed(asked: Admission, body: Body, path: str, value: object) -> None:
     assert asked.refusals_of_change(body, changed(body, path, value)) == []
 
 
-def test_the_models_agree_that_what_is_at_odds_is_wrong() -> None:
+def test_the_models_refuse_contradictory_fields() -> None:
     for body in AT_ODDS:
         with pytest.raises(SpecError):
             read_documents([("relay", RELAY), ("body", body)] if body["kind"] != "OutboxRelay" else [("body", body)])

@@ -69,7 +69,7 @@ async def holder(kube: Kube, namespace: str) -> str | None:
     return found
 
 
-async def test_of_many_candidates_one_leads_and_the_others_follow_one_by_one(api: ApiServer, namespace: str) -> None:
+async def test_of_many_candidates_one_leads_and_the_others_succeed_one_by_one(api: ApiServer, namespace: str) -> None:
     async with connected(api.kubeconfig) as kube:
         candidates = [Candidate(kube, namespace, f"candidate-{number}", PATIENT) for number in range(5)]
         leaders: list[str] = []

@@ -124,7 +124,7 @@ def test_relays(api: ApiServer, shop: str) -> None:
     assert printed(api, "obr", "--namespace", shop) == RELAYS
 
 
-def test_both_kinds_are_listed_by_one_word(api: ApiServer, shop: str) -> None:
+def test_both_kinds_are_listed_by_their_category(api: ApiServer, shop: str) -> None:
     listed = api.kubectl("get", "mailboat", "--namespace", shop, "--output", "name").split()
     assert listed == [
         "eventsubscription.mailboat.dev/billing",

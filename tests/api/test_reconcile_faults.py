@@ -113,7 +113,7 @@ async def live_until_a_write(cluster, monkeypatch, *, after_it):
 
 
 @pytest.mark.timeout(600)
-async def test_an_operator_that_is_killed_at_every_single_write_gets_there_all_the_same(cluster, orders, monkeypatch):
+async def test_an_operator_that_is_killed_at_every_write_reaches_the_desired_state(cluster, orders, monkeypatch):
     """Each operator is killed after its first write. After every third write, one is killed before its write."""
     relays = [await cluster.run_pod(f"orders-relay-{name}") for name in "ab"]
     written: Counter[str] = Counter()

@@ -108,7 +108,7 @@ def test_pods_get_sidecars_that_the_api_server_accepts(shop: Shop) -> None:
         assert all(each["optional"] for each in mounted)
 
 
-def test_sidecars_are_at_home_in_restricted_namespaces(shop: Shop) -> None:
+def test_sidecars_run_in_restricted_namespaces(shop: Shop) -> None:
     label = "pod-security.kubernetes.io/enforce"
     shop.api.kubectl("label", "namespace", shop.namespace, f"{label}=restricted")
     try:
@@ -175,7 +175,7 @@ def test_a_template_that_the_api_server_refuses_keeps_no_application_from_starti
     assert f'the template of OutboxRelay "{form}" is invalid' in warnings
     assert field in warnings
     shop.apply(a_relay(form))
-    assert shop.sidecar_of(shop.create(a_pod(f"of-mended-{form}", form))[0]) is not None
+    assert shop.sidecar_of(shop.create(a_pod(f"of-corrected-{form}", form))[0]) is not None
     assert "trial" not in shop.api.kubectl("get", "deployments", "--namespace", shop.namespace, "--output", "name")
 
 

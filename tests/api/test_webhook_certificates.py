@@ -138,8 +138,8 @@ async def test_the_bundle_is_written_only_when_it_differs(kube: Kube, namespace:
         foreign = {"webhooks": [{**first["webhooks"][0], "clientConfig": {"url": "https://127.0.0.1:1/inject"}}]}
         await kube.patch(MUTATING_WEBHOOK, None, namespace, foreign)
         await keep.rotate()
-        mended = await kube.get(MUTATING_WEBHOOK, None, namespace)
-        assert mended["webhooks"] == first["webhooks"], "somebody else's change is put back, and nothing else changed"
+        corrected = await kube.get(MUTATING_WEBHOOK, None, namespace)
+        assert corrected["webhooks"] == first["webhooks"], "the foreign change is reverted, and nothing else changed"
     finally:
         await kube.delete(MUTATING_WEBHOOK, None, namespace)
 

@@ -267,7 +267,7 @@ def test_a_replay_brings_back_the_whole_event(place, number):
     )  # fmt: skip
 
 
-def test_the_partition_is_the_one_where_the_key_lives_today(place, number):
+def test_the_partition_is_the_current_one_of_the_key(place, number):
     bury(place, number, 1, partition=0, slot=7)
     place.ok("dlq", "replay", "--all")
     assert place.database.execute("select partition from mailboat.parked") == [(1,)]
@@ -377,7 +377,7 @@ def test_dead_letters_of_a_deleted_subscription_keep_no_others_back(place, numbe
     assert [row[0] for row in queue(place)] == [2]
 
 
-def test_a_subscription_that_is_deleted_meanwhile_swallows_nothing(place, number):
+def test_a_subscription_deleted_meanwhile_drops_no_events(place, number):
     dead = bury(place, number, 1)
 
     async def too_late() -> int:
@@ -390,7 +390,7 @@ def test_a_subscription_that_is_deleted_meanwhile_swallows_nothing(place, number
     assert place.database.execute("select dead_id, replayed_at from mailboat.dead_letters") == [(dead, None)]
 
 
-def test_sleeping_relays_are_woken(place, number):
+def test_idle_relays_are_woken(place, number):
     bury(place, number, 1)
     with psycopg.connect(place.database.url, autocommit=True) as listener:
         listener.execute("listen mailboat")
@@ -421,7 +421,7 @@ def candidate(dead_id: int, event_id: str = "e", *, waits: bool = False) -> Cand
     return Candidate(dead_id, "shop/to-log", 1, 0, event_id, "t", "k", None, waits)
 
 
-def test_a_plan_sorts_out_what_must_not_be_sent_twice():
+def test_a_plan_leaves_out_events_that_must_not_be_sent_twice():
     first, again, other, waiting = candidate(1), candidate(3), candidate(2, "f"), candidate(4, "g", waits=True)
     sorted_out = plan([again, first, other, waiting])
     assert sorted_out.replay == (again, other)

@@ -48,7 +48,7 @@ def test_pulled_subscriptions_have_no_statements_of_a_relay(place: Place) -> Non
     assert printed(place, pulled).endswith(": no subscription that a relay delivers\n")
 
 
-def test_the_documentation_shows_what_is_printed(place: Place) -> None:
+def test_the_documentation_shows_the_printed_output(place: Place) -> None:
     script = printed(place, subscription_manifest())
     page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     shown = page.partition("## debug sql")[2].partition("```sql\n")[2].partition("```")[0]

@@ -95,7 +95,7 @@ def test_paths_are_not_checked_by_click(path: tuple[str, ...], command: Command)
     assert not any(each.exists or each.readable for each in paths)
 
 
-def test_a_command_costs_the_import_of_itself_only():
+def test_a_command_imports_only_its_own_modules():
     script = "import sys, mailboat.cli.main as m; m.main(['emit', '--help'], standalone_mode=False);"
     script += "print([name for name in ('aiohttp', 'jwt', 'prometheus_client') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

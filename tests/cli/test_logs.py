@@ -60,7 +60,7 @@ def test_text_without_a_terminal_has_no_colours(stream):
     assert "\x07" not in stream.getvalue()
 
 
-def test_configuring_again_replaces_what_was(stream):
+def test_a_second_configuration_replaces_the_first(stream):
     configure("mailboat", "info", LogFormat.JSON, stream)
     configure("mailboat", "warning", LogFormat.JSON, stream)
     log.info("not heard")
@@ -68,7 +68,7 @@ def test_configuring_again_replaces_what_was(stream):
     assert len(stream.getvalue().splitlines()) == 1
 
 
-def test_secrets_are_blotted_out_everywhere(stream):
+def test_secrets_are_redacted_everywhere(stream):
     configure("mailboat", "info", LogFormat.JSON, stream)
     try:
         raise OSError("no route to postgresql://me:hunter2@db/shop")
@@ -111,5 +111,5 @@ def test_no_password_in_a_url_survives(password):
         "got eyJhbGciOiJIUzI1NiJ9.hunter2.hunter2",
     ],
 )
-def test_keys_and_tokens_are_blotted_out_as_the_operator_does(text: str) -> None:
+def test_keys_and_tokens_are_redacted_as_in_the_operator(text: str) -> None:
     assert "hunter2" not in redact(text)

@@ -92,7 +92,7 @@ def test_aliases_that_multiply_are_refused_before_they_do(tmp_path):
     assert "more than 100000 values" in refusal(written(tmp_path, f"l0: &l0 [x]\n{layers}\n"))
 
 
-def test_aliases_that_only_save_typing_are_welcome(tmp_path):
+def test_short_aliases_are_accepted(tmp_path):
     relay, subscription = yaml.safe_dump(relay_manifest(URL)), yaml.safe_dump(subscription_manifest())
     text = subscription.replace("namespace: shop", "namespace: &ns shop\n  labels: {team: *ns}")
     assert len(load([written(tmp_path, f"{relay}---\n{text}")]).subscriptions) == 1

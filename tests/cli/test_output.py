@@ -42,9 +42,9 @@ json_values = st.recursive(
 
 
 @given(json_values)
-def test_indented_json_means_the_same_and_is_what_json_would_write(value):
+def test_indented_json_is_equivalent_and_equal_to_the_output_of_json(value):
     assert reindented(json.dumps(value)) == json.dumps(value, indent=2)
 
 
-def test_numbers_stay_as_they_were_written():
+def test_numbers_keep_their_written_form():
     assert reindented('{"total":12.50,"n":1e400}') == '{\n  "total": 12.50,\n  "n": 1e400\n}'

@@ -23,11 +23,11 @@ def test_migrate_prints_the_plan_applies_it_and_then_has_nothing_to_do(empty_pla
     assert empty_place.ok("migrate").splitlines()[0] == "shop/orders: the schema was up to date"
 
 
-def test_verify_is_content_with_what_migrate_made(place):
+def test_verify_accepts_a_database_after_migrate(place):
     assert place.ok("verify") == "shop/orders: outbox mailboat.outbox has all that Mailboat needs\n"
 
 
-def test_verify_prints_the_sql_for_what_is_missing_and_changes_nothing(place):
+def test_verify_prints_the_sql_for_missing_parts_and_changes_nothing(place):
     place.database.execute("drop table mailboat.dead_letters cascade")
     result = place.mailboat("verify")
     assert result.exit_code == 4
@@ -94,7 +94,7 @@ def outbox_partitions(database: Database) -> set[str]:
     return {name for (name,) in rows}
 
 
-def test_maintain_makes_partitions_ahead_and_drops_what_expired(place):
+def test_maintain_creates_partitions_ahead_and_drops_expired_ones(place):
     # Compare the time partitions before and after: a run across midnight creates one more.
     place.ok("maintain")
     last = sorted(outbox_partitions(place.database))[-3:]

@@ -41,7 +41,7 @@ def test_a_rotated_secret_is_found_by_the_next_poll(folder):
     assert secrets.read("orders-db", "url") == "rotated"
 
 
-def test_all_keys_of_a_secret_without_what_kubernetes_keeps_beside_them(folder):
+def test_all_keys_of_a_secret_are_read_without_the_links_of_kubernetes(folder):
     (folder / "orders-db" / "..data").mkdir()
     (folder / "orders-db" / "..version").write_text("x")
     (folder / "orders-db" / "user").write_text("me")
@@ -72,7 +72,7 @@ def test_without_a_folder_the_error_names_the_option():
 
 
 @pytest.mark.parametrize("name", ["../orders-db", "a/b", "..", ""])
-def test_no_name_leads_out_of_the_folder(folder, name):
+def test_no_name_refers_to_a_path_outside_the_folder(folder, name):
     with pytest.raises(ConfigError, match="can't name a secret"):
         find_secrets(folder, {}).read(name, "url")
 

@@ -80,7 +80,7 @@ def test_a_manifest_that_no_relay_has_run_yet_is_shown(place: Place):
     assert error.split(maxsplit=2) == ["shop/to-log", "-", "no relay has run it yet"]
 
 
-def test_with_a_relay_its_own_words_are_shown_too(place: Place, start_relay):
+def test_with_a_relay_its_reports_are_shown_too(place: Place, start_relay):
     running: RunningRelay = start_relay("-f", str(place.folder), "--relay-id", "r1")
     running.wait_ready()
 

@@ -105,7 +105,7 @@ def headers_of(message: Original) -> Mapping[str, bytes]:
     return dict(message.headers)
 
 
-def test_lists_shows_and_replays_what_a_consumer_gave_up_on(consumer: Consumer) -> None:
+def test_lists_shows_and_replays_the_dead_letters_of_a_consumer(consumer: Consumer) -> None:
     assert consumer.ok("list") == "no dead letters\n"
     letters = [consumer.letter(number) for number in range(4)]
     consumer.bury(*letters[:2])
@@ -252,7 +252,7 @@ def test_errors_name_the_remedy(consumer: Consumer, tmp_path: Path) -> None:
     told = consumer.run("list")
     assert told.exit_code == 3
     assert "topic missing does not exist" in told.output
-    assert "mend spec.delivery.deadLetter.topic" in told.output
+    assert "correct spec.delivery.deadLetter.topic" in told.output
 
 
 def test_other_messages_on_the_topic_are_passed_over(consumer: Consumer) -> None:

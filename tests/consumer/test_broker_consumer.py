@@ -158,7 +158,7 @@ async def test_a_manifest_becomes_effects_and_a_status(shop: Shop, tmp_path: Pat
     assert shop.effects == {"o-0": [0, 2, 4, 14], "o-1": [1, 3, 5]}
 
 
-async def test_arguments_do_what_a_manifest_does(shop: Shop) -> None:
+async def test_arguments_have_the_effect_of_a_manifest(shop: Shop) -> None:
     for number in range(4):
         shop.emit("o-0", number)
     spec = {"delivery": {"backoff": {"initial": "10ms", "max": "10ms"}}}

@@ -98,7 +98,7 @@ async def test_a_missing_topic_is_an_error_with_a_remedy_until_it_exists(
     name = unique_name("dead")
     topic = DeadLetterTopic(kafka.sink(topic=name), name)
     with pytest.raises(
-        DeadLettersUnavailable, match=r"does not exist.*create it, or mend spec\.delivery\.deadLetter\.topic"
+        DeadLettersUnavailable, match=r"does not exist.*create it, or correct spec\.delivery\.deadLetter\.topic"
     ):
         await topic.write(dead(ORDER))
     kafka.server.create_topic(name)
@@ -143,7 +143,7 @@ async def test_pubsub_stores_the_same(pubsub: PubSubServer) -> None:
         await await_until(lambda: _written(topic, dead(original)), what="Pub/Sub to be back")
         await raw.write(dead(original))
         missing = DeadLetterTopic(backend.sink(topic="missing"), "missing")
-        with pytest.raises(DeadLettersUnavailable, match=r"does not exist .*mend spec\.delivery\.deadLetter\.topic"):
+        with pytest.raises(DeadLettersUnavailable, match=r"does not exist .*correct spec\.delivery\.deadLetter\.topic"):
             await missing.write(dead(original))
         await missing.close()
 

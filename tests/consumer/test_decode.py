@@ -47,7 +47,7 @@ def with_headers(original: Original, **headers: str | bytes) -> Original:
 @pytest.mark.parametrize("place", [KAFKA, PUBSUB])
 @settings(max_examples=40)
 @given(row=rows)
-def test_decodes_what_relays_write(format: str, place: Original, row: Row) -> None:
+def test_decodes_messages_of_relays(format: str, place: Original, row: Row) -> None:
     record = decode(message_of(row, format, place))
 
     event = record.event

@@ -119,7 +119,7 @@ async def test_messages_of_the_relay_are_received_in_the_order_of_their_keys_and
     assert await google.received() == []  # all messages are acknowledged
 
 
-async def test_a_missing_subscription_is_named_with_what_to_create(pubsub: PubSubServer) -> None:
+async def test_a_missing_subscription_is_named_with_the_resource_to_create(pubsub: PubSubServer) -> None:
     source = PubSubSource(settings(pubsub.host, subscription="nobody-made-it"), decode)
 
     with pytest.raises(ConfigError, match=r"projects/acme/subscriptions/nobody-made-it does not exist .*ordering"):

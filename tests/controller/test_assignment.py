@@ -102,7 +102,7 @@ def test_generations_rise_whatever_the_clock_does():
     assert next_generation(Plan(5000, {}, 0.0), 9000) == 9000
 
 
-def test_the_request_is_what_a_relay_reads():
+def test_a_relay_reads_the_request_of_the_operator():
     made = assignment_of({("shop/b", 1): "y", ("shop/a", 0): "x", ("shop/b", 0): "x"}, 9, "shop")
     assert made.model_dump(mode="json") == {
         "generation": 9,

@@ -37,7 +37,7 @@ def test_an_older_version_changes_nothing(cache, changed):
     assert changed == [KEY]
 
 
-def test_a_status_of_our_own_is_no_news(cache, changed):
+def test_a_status_written_by_the_operator_queues_nothing(cache, changed):
     cache.store(RELAY, resource("orders", 1, spec={"n": 1}))
     cache.store(RELAY, resource("orders", 2, spec={"n": 1}, status={"replicas": 2}))
     assert cache.relay(KEY)["status"] == {"replicas": 2}
@@ -61,7 +61,7 @@ def test_a_deletion_of_the_predecessor_does_not_take_the_successor(cache):
     assert cache.subscriptions_of(KEY) == []
 
 
-def test_late_word_of_a_predecessor_does_not_replace_the_successor(cache, changed):
+def test_a_late_event_of_a_predecessor_does_not_replace_the_successor(cache, changed):
     cache.store(SUBSCRIPTION, subscription("s", 9, uid="new"))
     changed.clear()
     cache.store(SUBSCRIPTION, subscription("s", 7, uid="old"))
@@ -71,7 +71,7 @@ def test_late_word_of_a_predecessor_does_not_replace_the_successor(cache, change
 
 
 @pytest.mark.parametrize("loss", ["a watch", "a list", "an answer"])
-def test_an_answer_that_was_on_its_way_brings_nothing_back(cache, changed, loss):
+def test_a_late_response_restores_no_removed_object(cache, changed, loss):
     cache.store(SUBSCRIPTION, subscription("s", 3))
     if loss == "a watch":
         cache.remove(SUBSCRIPTION, subscription("s", 8))
@@ -144,7 +144,7 @@ def test_a_child_is_found_by_its_relay(cache):
     assert cache.child(CONFIG_MAP, ("shop", "other")) is None
 
 
-def test_pods_that_can_not_be_created_are_news_though_other_words_of_a_deployment_are_not(cache, changed):
+def test_failed_pod_creation_is_an_event_and_other_conditions_of_a_deployment_are_not(cache, changed):
     labels = {"mailboat.dev/relay": "orders"}
     failure = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
     cache.store(DEPLOYMENT, resource("orders-relay", 1, labels=labels, status={}))
@@ -154,7 +154,7 @@ def test_pods_that_can_not_be_created_are_news_though_other_words_of_a_deploymen
     assert changed == [KEY, KEY]
 
 
-def test_a_rollout_that_kubernetes_gives_up_is_news_and_so_is_its_end(cache, changed):
+def test_the_failure_and_the_recovery_of_a_rollout_are_events(cache, changed):
     labels = {"mailboat.dev/relay": "orders"}
     going = {"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated", "message": "is progressing"}
     halted = {**going, "status": "False", "reason": "ProgressDeadlineExceeded", "message": "has timed out"}

@@ -264,7 +264,7 @@ class LeaderWork(Generic[FleetT]):
         self.reconciler = Reconciler(self.cache, self.applier, self.fleet, self.reporter, SIGNER, IMAGE, 5.0)
 
 
-async def test_nothing_is_remembered_about_what_was_deleted():
+async def test_no_state_of_deleted_objects_is_kept():
     core = LeaderWork(RelayStates)
     server, cache, reconciler = core.server, core.cache, core.reconciler
 
@@ -327,7 +327,7 @@ async def test_a_failed_request_does_not_block_the_others():
 
 
 @pytest.mark.parametrize("kind", CHILD_KINDS)
-async def test_a_child_that_is_being_deleted_keeps_nothing_but_itself_from_being_done(kind):
+async def test_a_child_that_is_being_deleted_blocks_no_other_child(kind):
     core = LeaderWork(Recorder)
     server, cache, reconciler = core.server, core.cache, core.reconciler
     cache.store(RELAY, relay())

@@ -276,7 +276,7 @@ def test_a_config_map_of_another_writer_is_ignored(content):
 
 
 @pytest.mark.parametrize("harm", ["[" * 100_000, "[" + "{}," * 1_000_000 + "{}]", '{"kind": 1}', "nonsense"])
-def test_lines_that_were_made_to_do_harm_are_passed_over(harm):
+def test_malicious_lines_are_skipped(harm):
     made = configuration([subscription("a"), subscription("b")])
     _, a, b = made.text.splitlines()[1:-1]
     text = made.text.replace(a, f'{{"metadata":{{"uid":"uid-b","name":"b","x":{harm}}}}},')
@@ -303,7 +303,7 @@ def test_a_large_configuration_is_compressed_and_one_over_the_limit_is_reported(
     assert "compressed" in too_large(configuration([subscription("a", noise), subscription("b", noise)]), "orders")
 
 
-def test_whatever_can_be_written_can_be_read_down_to_the_deepest_level():
+def test_every_written_manifest_can_be_read_down_to_the_deepest_level():
     def written(levels):
         deep: dict[str, object] = {}
         for _ in range(levels):
@@ -384,7 +384,7 @@ def test_the_last_valid_form_is_kept_unchanged_whether_readable_or_not():
     assert again is made
 
 
-def test_secrets_of_what_can_not_be_read_are_found_by_the_names_of_fields():
+def test_secrets_of_unreadable_manifests_are_found_by_field_names():
     known = subscription(
         sink={"kafka": {"bootstrapServers": ["k:9092"], "topic": "t", "configSecretRef": {"name": "s"}}}
     )

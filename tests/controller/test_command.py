@@ -33,7 +33,7 @@ def test_a_flag_that_does_not_exist_is_refused_with_the_one_that_was_meant() -> 
     assert "--namespace" in result.stderr
 
 
-def test_a_wrong_value_is_refused_with_what_to_do() -> None:
+def test_a_wrong_value_is_refused_with_a_remedy() -> None:
     result = answer("run", *NEEDED, "--namespace=Shop")
     assert result.exit_code == 2
     assert "lower-case letters" in result.stderr

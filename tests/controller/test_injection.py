@@ -72,7 +72,7 @@ def injected(
     return patched(pod, answer)
 
 
-def test_the_sidecar_starts_first_stays_and_has_what_it_needs() -> None:
+def test_the_sidecar_starts_first_restarts_always_and_has_its_volumes_and_variables() -> None:
     setup = {"name": "setup", "image": "setup:1"}
     pod = injected(a_pod(initContainers=[setup]), a_relay(), a_subscription())
     sidecar, after = pod["spec"]["initContainers"]
@@ -247,7 +247,7 @@ def test_a_refusal_for_other_reasons_does_not_blame_the_sidecar(refusal: str) ->
     assert sidecar_error(f"POST /apis/apps/v1/namespaces/shop/deployments: {refusal}") is None
 
 
-def test_a_trial_is_of_the_very_sidecar_and_would_run_nothing() -> None:
+def test_a_dry_run_has_the_injected_sidecar_and_no_replicas() -> None:
     answer = inject(a_pod(), "shop", a_relay(), (a_subscription(),), IMAGE)
     assert answer.sidecar is not None
     spec = trial(answer.sidecar, "shop")["spec"]
@@ -336,7 +336,7 @@ PODS = st.fixed_dictionaries(
 
 @settings(deadline=None)
 @given(PODS, st.booleans(), st.booleans())
-def test_whatever_the_pod_the_patch_only_adds_and_a_second_one_adds_nothing(
+def test_the_patch_of_any_pod_only_adds_and_a_second_one_adds_nothing(
     pod: dict[str, Any], there: bool, pull: bool
 ) -> None:
     relay = a_relay(template={"imagePullSecrets": [{"name": "pull"}]} if pull else {}) if there else None

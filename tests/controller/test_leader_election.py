@@ -35,13 +35,13 @@ def test_a_lease_that_was_given_back_is_free_at_once(holder: str | None) -> None
     assert observe({"metadata": {"resourceVersion": "1"}}, None, 100.0, 60).is_free(100.0)
 
 
-def test_the_holders_own_word_about_the_duration_counts() -> None:
+def test_the_duration_in_the_lease_overrides_the_setting() -> None:
     assert observe(a_lease("1", duration=5), None, 0.0, 60).is_free(5.0)
     assert not observe(a_lease("1", duration=None), None, 0.0, 60).is_free(59.0)
 
 
 @pytest.mark.parametrize("duration", [3, 15, 300])
-def test_a_leader_doubts_itself_before_others_do_and_tries_more_than_once(duration: int) -> None:
+def test_a_leader_gives_up_before_its_lease_expires_and_retries_before_that(duration: int) -> None:
     timing = Timing.of(duration)
     assert timing.duration >= duration
     assert timing.renew_within + duration / 5 < timing.duration, "there is no time left to end in"

@@ -33,7 +33,7 @@ def pod(labels=None, annotations=None, **spec):
     ],
     ids=["of a Deployment", "injected", "a container of that name", "an init container of that name", "a copied note"],
 )
-def test_a_relay_is_what_we_put_there(found, has_relay):
+def test_a_pod_has_a_relay_only_if_the_operator_added_it(found, has_relay):
     read = relay_pod(found)
     assert (read.has_relay, read.lacks_sidecar) == (has_relay, not has_relay)
 
@@ -51,7 +51,7 @@ def test_a_relay_is_what_we_put_there(found, has_relay):
     ],
     ids=["none", "plain", "with spaces", "five digits", "six", "too high", "endless"],
 )
-def test_everybody_reads_the_same_port(annotation, port):
+def test_all_parts_use_the_same_port(annotation, port):
     annotations = {} if annotation is None else {"mailboat.dev/port": annotation}
     assert relay_pod(pod(annotations=annotations)).address == f"10.0.0.1:{port}"
 

@@ -56,7 +56,7 @@ def test_all_problems_are_reported_at_once_by_flag() -> None:
         ({"identity": "me and you"}, "is no identity"),
     ],
 )
-def test_a_wrong_setting_is_refused_with_what_to_do(given: dict[str, object], remedy: str) -> None:
+def test_a_wrong_setting_is_refused_with_a_remedy(given: dict[str, object], remedy: str) -> None:
     with pytest.raises(SettingsError) as refused:
         read_settings({**NEEDED, **given})
     assert remedy in str(refused.value)

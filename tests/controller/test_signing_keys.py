@@ -62,7 +62,7 @@ def test_a_relay_refuses_another_audience_and_another_operator() -> None:
         verified(token, turned(None, NOW).public_pem())
 
 
-def test_the_relays_own_check_takes_what_the_operator_makes(tmp_path: Path) -> None:
+def test_the_relay_accepts_tokens_of_the_operator(tmp_path: Path) -> None:
     ring = turned(None, NOW)
     keys = tmp_path / "operator-keys.pem"
     keys.write_text(ring.public_pem())

@@ -52,7 +52,7 @@ def conditions(status):
     return {each["type"]: (each["status"], each["reason"]) for each in status["conditions"]}
 
 
-def test_all_is_well():
+def test_a_healthy_subscription_has_these_conditions():
     status = subscription_status(FACTS, NOW)
     assert conditions(status) == {
         "Ready": ("True", "Delivering"),
@@ -189,7 +189,7 @@ def test_an_owner_that_the_store_names_counts_if_it_is_there():
     assert conditions(subscription_status(replace(FACTS, answers=namesake), NOW))["Assigned"][0] == "False"
 
 
-def test_the_same_words_make_the_same_status_and_no_patch():
+def test_the_same_reports_produce_the_same_status_and_no_patch():
     first = subscription_status(FACTS, NOW)
     later = subscription_status(replace(FACTS, before=first), NOW + timedelta(hours=1))
     assert later == first
@@ -211,7 +211,7 @@ def test_counters_alone_are_no_reason_to_write_every_time():
     assert status_patch(before, {"rate": 2.0}, allow_counters_only=False) == {"rate": 2.0, "lag": None}
 
 
-def test_news_is_what_changed():
+def test_only_changes_are_reported():
     well = subscription_status(FACTS, NOW)["conditions"]
     unreachable = replace(FACTS, answers=(answer("a", [owned(0), owned(1)], sinkReachable=False),))
     ill = subscription_status(unreachable, NOW)["conditions"]
@@ -221,7 +221,7 @@ def test_news_is_what_changed():
     assert (False, "Delivering") in {(item.warning, item.reason) for item in condition_events(ill, well)}
 
 
-def test_the_steps_of_a_start_are_no_news_but_falling_back_to_them_is():
+def test_the_steps_of_a_start_are_no_events_but_a_fall_back_to_them_is():
     stages = [
         subscription_status(replace(FACTS, answers=answers), NOW)["conditions"]
         for answers in ((), (Answer("a", None, "no answer"),), (answer("a", [owned(0)]),), FACTS.answers)
@@ -249,7 +249,7 @@ def test_a_start_that_takes_too_long_is_an_event():
     assert overdue(subscription_status(FACTS, NOW)["conditions"], NOW + timedelta(days=1)) == []
 
 
-def test_kubernetes_word_about_a_pod_replaces_the_guess_about_the_network():
+def test_a_pod_status_of_kubernetes_replaces_a_connection_error():
     killed = Answer("a", None, "can't be connected to", problem="was killed (OOMKilled)")
     for answers, message in (
         ((killed,), "No relay has reported yet: a was killed (OOMKilled)."),
@@ -377,7 +377,7 @@ def test_a_relay_that_misses_tables_has_reached_the_database():
     assert found["SchemaReady"] == ("False", "SchemaMismatch")
 
 
-def test_ready_out_of_wanted_is_what_kubectl_prints():
+def test_kubectl_prints_ready_and_desired_replicas():
     facts = replace(RELAY_FACTS, pods=(pod("a"), pod("b", ready=False)))
     assert relay_status(facts, NOW)["replicasDisplay"] == "1/2"
     sidecars = replace(facts, relay=relay(runtime="Sidecar"), pods=(pod("a", own=False),), answers=(answer("a"),))
@@ -426,7 +426,7 @@ def test_pods_that_ask_for_a_sidecar_and_have_none_are_named():
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
-def test_whatever_a_pod_answers_is_a_report_or_none(document):
+def test_any_response_of_a_pod_is_a_report_or_none(document):
     read = read_process_status(json.dumps(document).encode())
     assert read is None or isinstance(read, ProcessStatus)
 
@@ -568,7 +568,7 @@ def test_a_possible_network_policy_is_named_if_no_relay_answers():
         assert "NetworkPolicy" in ready["message"]
 
 
-def test_no_password_in_a_relays_words_gets_into_a_status():
+def test_no_password_in_a_relays_error_gets_into_a_status():
     spilled = "connection to postgresql://relay:hunter2@db/orders failed"
     answers = (answer("a", [owned(0), owned(1)], sinkReachable=False, lastError=spilled),)
     assert "hunter2" not in repr(subscription_status(replace(FACTS, answers=answers), NOW))

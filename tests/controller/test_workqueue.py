@@ -98,7 +98,7 @@ async def test_a_new_key_wakes_a_waiting_worker(queue):
     assert await waiting == "a"
 
 
-async def test_only_what_is_due_and_not_worked_on_waits(queue, clock):
+async def test_only_due_objects_without_a_running_worker_wait(queue, clock):
     queue.add("later", 5)
     assert queue.waiting() == 0
     queue.add("now")

@@ -227,7 +227,7 @@ async def test_a_relay_without_memory_blames_no_event(error: Exception) -> None:
     assert {attempt_number(message) for message in fleet.sink.arrived if not message.topic} == {1}
 
 
-def test_the_last_error_of_an_ended_pump_has_its_age_until_a_success_clears_it() -> None:
+def test_the_last_error_of_an_ended_worker_has_its_age_until_a_success_clears_it() -> None:
     resource, totals = subscription("orders"), Totals()
     failed, older, delivered = WorkerCounters(), WorkerCounters(), WorkerCounters()
     failed.note_error("no broker", 10.0)

@@ -219,7 +219,7 @@ def test_partitions_without_an_owner_are_claimed_after_the_grace_time() -> None:
     assert decide("a", membership, set(), {key: 0.0}, 11.0, 10.0).claim == {key}
 
 
-def test_a_relay_takes_only_what_it_serves() -> None:
+def test_a_relay_claims_only_partitions_that_it_serves() -> None:
     key = CursorKey(2, 0)
     membership = Membership((RelayPeer("a", frozenset({1}), True),), (PartitionOwner(key, None, None),), {})
     assert not decide("a", membership, set(), {key: 0.0}, 100.0, 10.0).claim

@@ -208,7 +208,7 @@ class SlowSink(MemorySink):
 
 
 @in_virtual_time
-async def test_a_pause_holds_back_what_waits_behind_a_parked_event_as_well() -> None:
+async def test_a_pause_also_holds_back_the_events_behind_a_parked_event() -> None:
     fleet = Fleet(streams=settings(batch_size=2), new_sink=SlowSink)
     first, *rest = [event.event_id for event in fleet.write(*"aaaaaaaaaa")]
     refusing(fleet).times[first] = 1

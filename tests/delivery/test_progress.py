@@ -143,7 +143,7 @@ def test_few_events_cost_a_notification_each_and_no_polls_between_them(looks: li
 
 
 @pytest.mark.parametrize("pause", [0.0007, 0.0023, 0.0041, 0.0059, 0.0083, 0.03, 0.11])
-def test_no_wake_up_is_lost_whatever_the_keeper_does_when_it_comes(looks: list[int], pause: float) -> None:
+def test_no_wake_up_is_lost_in_any_state_of_the_committer(looks: list[int], pause: float) -> None:
     """The next poll, which would find the event as well, is ten minutes away."""
 
     @in_virtual_time
@@ -266,7 +266,7 @@ def test_a_relay_whose_tick_never_ends_stands_still(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("most", [1, 40])
-def test_a_relay_that_dies_of_what_it_reads_at_once_gets_through_by_reading_less(
+def test_a_relay_that_runs_out_of_memory_by_its_reads_reads_less_after_a_crash(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """Guarantee G1, also if relays die before a window is open, so that no event is a crash suspect."""

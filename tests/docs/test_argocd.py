@@ -62,7 +62,7 @@ def test_a_status_of_an_older_version_is_ignored() -> None:
         ([said(READY, YES, Reason.AVAILABLE)], ("Healthy", "Available")),
         ([said(READY, NO, Reason.STARTING, "No relay yet.")], ("Progressing", "No relay yet.")),
         ([said(READY, ConditionStatus.UNKNOWN, Reason.STARTING, "Wait.")], ("Progressing", "Wait.")),
-        ([said(READY, NO, Reason.SINK_UNAVAILABLE, "Mend it.")], ("Degraded", "Mend it.")),
+        ([said(READY, NO, Reason.SINK_UNAVAILABLE, "Correct it.")], ("Degraded", "Correct it.")),
         (
             [
                 said(READY, NO, Reason.PROGRESSING, "Change it."),

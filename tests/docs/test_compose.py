@@ -71,7 +71,7 @@ def test_database_and_topics_are_those_of_the_manifests() -> None:
     assert subscription.spec.sink.kafka.bootstrap_servers == ("kafka:9092",)
 
 
-def test_the_producer_emits_what_the_consumer_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_producer_emits_events_of_the_consumers_types(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER))
     consumer = importlib.import_module("consumer")
     (loop,) = SERVICES["producer"]["command"]

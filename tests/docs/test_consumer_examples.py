@@ -50,7 +50,7 @@ def outbox(outbox: Database) -> Database:
 
 @pytest.mark.verify
 @pytest.mark.parametrize("build", [go, java, node])
-def test_an_example_handles_everything_once_and_refuses_what_it_can_not(
+def test_an_example_handles_every_event_once_and_refuses_invalid_ones(
     outbox: Database, tmp_path: Path, build: Callable[[Path, str], list[str]]
 ) -> None:
     declare(outbox, name="orders-view", delivery={"maxAttempts": 1})

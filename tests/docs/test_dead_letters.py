@@ -20,7 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "dead-letters.md").read_text(encodi
 (SHOWN,) = map(json.loads, blocks(PAGE, "json"))
 
 
-def test_the_document_is_what_a_consumer_writes() -> None:
+def test_the_document_equals_that_of_a_consumer() -> None:
     source = SHOWN["source"]
     original = replace(
         KAFKA,

@@ -47,7 +47,7 @@ def test_an_example_is_whole_and_valid(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", MANIFESTS, ids=name)
-def test_an_example_begins_by_saying_what_it_is_for(file: Path) -> None:
+def test_an_example_begins_with_its_purpose(file: Path) -> None:
     first = file.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# ") or file.parent.name == "laptop"  # the README shows that example without a comment
 

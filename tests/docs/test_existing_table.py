@@ -42,14 +42,14 @@ def roles(database: Database) -> Iterator[tuple[str, str]]:
         database.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(name)))
 
 
-def test_the_existing_table_is_delivered_as_the_page_says(
+def test_the_existing_table_is_delivered_as_documented(
     database: Database, roles: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     relay_user, writer = roles
     (example,) = blocks(PAGE, "yaml")
     assert (EXAMPLE / "orders.yaml").read_text(encoding="utf-8").split("\n", 1)[1] == example
     monkeypatch.setenv("MAILBOAT_SECRET_ORDERS_DB_URL", database.url)
-    create, mend = blocks(PAGE, "sql")
+    create, addition = blocks(PAGE, "sql")
     migrated, lacking, complete = blocks(PAGE, "")
 
     def command(line: str) -> Result:
@@ -73,7 +73,7 @@ def test_the_existing_table_is_delivered_as_the_page_says(
         assert made.exit_code == 0
         connection.execute(made.stdout.encode())
         printed(lacking)
-        for statement in filter(str.strip, mend.replace("shop_relay", relay_user).split(";\n")):
+        for statement in filter(str.strip, addition.replace("shop_relay", relay_user).split(";\n")):
             connection.execute(statement.encode())
     printed(complete)
 

@@ -68,7 +68,7 @@ def test_the_quick_start_shows_the_first_event(clone: Path, environment: dict[st
 
 @pytest.mark.verify
 @pytest.mark.timeout(900)
-def test_the_tutorial_prints_what_it_shows(clone: Path, environment: dict[str, str], database: Database) -> None:
+def test_the_tutorial_shows_the_printed_output(clone: Path, environment: dict[str, str], database: Database) -> None:
     page = (clone / "docs" / "tutorial.md").read_text(encoding="utf-8")
     (install,) = blocks(page, "console")
     install = install.replace("postgresql://user:password@localhost:5432/dbname", database.url)

@@ -18,7 +18,7 @@ from support.wait import wait_until
 PAGE = Path(__file__).parents[2] / "docs/from-emit-to-effect.md"
 
 
-def test_a_reader_gets_what_the_page_promises(outbox: Database, tmp_path: Path) -> None:
+def test_the_programs_of_the_page_run_and_deliver(outbox: Database, tmp_path: Path) -> None:
     manifests, place, totals, test = re.findall(r"^```(?:yaml|python)\n(.*?)^```$", PAGE.read_text(), re.S | re.M)
     for name, content in {"shop.yaml": manifests, "place.py": place, "totals.py": totals, "test_it.py": test}.items():
         (tmp_path / name).write_text(content)

@@ -70,13 +70,13 @@ def test_pubsub_headers_are_those_of_the_page(format: Format) -> None:
     assert names == headers(BARE, encoder(format, PubSubSink.traits.header_prefix))
 
 
-def test_the_message_that_is_shown_is_what_its_event_becomes() -> None:
+def test_the_documented_message_is_the_encoding_of_its_event() -> None:
     message = encoder(Format.CLOUD_EVENTS).encode(EVENT, sequence=2, partition=4, generation=1, attempt=1)
     assert SHOWN["headers"] == message.headers
     assert SHOWN["key"] == message.key
 
 
-def test_the_document_that_is_shown_is_what_its_event_becomes() -> None:
+def test_the_documented_document_is_the_encoding_of_its_event() -> None:
     message = encoder(Format.CLOUD_EVENTS_JSON).encode(EVENT, sequence=2, partition=4, generation=1, attempt=1)
     assert message.value is not None
     document: dict[str, Any] = json.loads(message.value)

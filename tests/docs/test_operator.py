@@ -16,7 +16,7 @@ from support.markdown import rows
 PAGE = (Path(__file__).parents[2] / "docs" / "operator.md").read_text(encoding="utf-8")
 
 
-def test_the_settings_are_those_that_it_takes_in_its_own_words() -> None:
+def test_the_documented_settings_are_those_of_the_operator() -> None:
     expected = [
         [
             f"`{setting.flag}`",
@@ -28,7 +28,7 @@ def test_the_settings_are_those_that_it_takes_in_its_own_words() -> None:
     assert rows(PAGE, "\n## Settings") == expected
 
 
-def test_the_exit_codes_are_those_that_it_ends_with() -> None:
+def test_the_documented_exit_codes_are_those_of_the_command() -> None:
     listed = re.findall(r"(\d) ", (command.__doc__ or "").partition("Exit codes:")[2])
     assert [row[0] for row in rows(PAGE, "\n## Exit codes")] == listed
     assert {str(command.WRONG_SETTINGS), str(command.NO_CLUSTER)} <= set(listed)

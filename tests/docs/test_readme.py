@@ -25,7 +25,7 @@ def test_the_manifest_is_the_example() -> None:
     assert (LAPTOP / "orders.yaml").read_text(encoding="utf-8") in blocks(README, "yaml")
 
 
-def test_the_session_on_a_laptop_begins_with_what_brings_the_command() -> None:
+def test_the_session_on_a_laptop_begins_with_the_installation_of_the_command() -> None:
     shown = next(block for block in blocks(README, "") if "mailboat status" in block)
     assert shown.index(".venv/bin/activate") < shown.index("$ mailboat ")
 
@@ -75,7 +75,7 @@ def without_chance(line: str) -> str:
     return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d{4}-\d\d-\d\dT[\d:.]+Z|(\d\.\d/s|-)$", "…", line)
 
 
-def test_the_quick_start_prints_what_is_shown_when_it_is_pasted(database: Database) -> None:
+def test_the_pasted_quick_start_prints_the_documented_output(database: Database) -> None:
     """All commands are pasted at once, on a new database: no command may depend on a pause before it."""
     shown = next(block for block in blocks(README, "") if "mailboat status" in block)
     commands = [line.removeprefix("$ ") for line in shown.splitlines() if line.startswith("$ ")]

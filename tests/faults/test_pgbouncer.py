@@ -53,7 +53,7 @@ async def test_delivery_needs_no_session(outbox: Database, bouncer: PgBouncer, s
     check_delivery(committed, (), stage["orders"].arrivals)
 
 
-async def test_sinks_in_trouble_are_served_behind_a_pooler_too(
+async def test_unavailable_sinks_are_served_behind_a_pooler_too(
     outbox: Database, bouncer: PgBouncer, stage: Stage
 ) -> None:
     committed: dict[str, Written] = {}

@@ -246,7 +246,7 @@ async def test_a_rebase_that_is_not_needed_loses_nothing_that_waits_behind_an_op
 
 
 @pytest.mark.verify
-async def test_a_subscription_that_was_made_in_the_copy_gets_what_was_written_before_the_rebase(
+async def test_a_subscription_created_in_the_copy_receives_events_written_before_the_rebase(
     outbox: Database, stage: Stage, elsewhere: PostgresServer
 ) -> None:
     orders = subscription("orders", STAGED, partitions=2)

@@ -92,7 +92,7 @@ async def test_a_running_relay_follows_a_new_layout_under_load(outbox: Database,
 
 @pytest.mark.verify
 @pytest.mark.parametrize("trouble", ["paused", "away", "parked"])
-async def test_a_sink_in_trouble_holds_up_no_new_layout(outbox: Database, stage: Stage, trouble: str) -> None:
+async def test_an_unavailable_sink_does_not_delay_a_repartition(outbox: Database, stage: Stage, trouble: str) -> None:
     committed: dict[str, Written] = {}
     load = Load(outbox.url, KEYS, committed)
     refused = {f"key {n}" for n in range(0, KEYS, 4)}

@@ -276,7 +276,7 @@ async def test_a_large_window_costs_a_small_multiple_of_its_events(at_head: Benc
 
 
 @pytest.mark.parametrize("events", [100, 20_000], ids=["small", "large"])
-async def test_a_resumed_window_costs_what_is_left_of_it(at_head: Bench, events: int) -> None:
+async def test_a_resumed_window_reads_only_its_remaining_rows(at_head: Bench, events: int) -> None:
     async with at_head.looking() as look:
         assert (await look.tick()).quiet
         _write(at_head.database, events)
@@ -323,7 +323,7 @@ async def test_a_transaction_held_open_makes_nothing_dearer(at_head: Bench) -> N
     assert at_head.visited <= 100 + 10 * PLANNING
 
 
-async def test_an_old_transaction_in_a_large_window_costs_no_walk_over_what_was_settled_since(at_head: Bench) -> None:
+async def test_an_old_transaction_in_a_large_window_causes_no_scan_of_settled_rows(at_head: Bench) -> None:
     async with at_head.looking() as look:
         assert (await look.tick()).quiet
         with psycopg.connect(at_head.database.url) as held:

@@ -56,7 +56,7 @@ async def _two_heartbeats(outbox: Database) -> None:
 
 
 @pytest.mark.parametrize("notify", ["Auto", "Always"])
-async def test_a_sleeping_relay_is_rung_out_of_bed(
+async def test_an_idle_relay_is_woken_by_a_notification(
     notify: str, each_outbox: Database, stage: Stage, ears: psycopg.Connection[tuple[Any, ...]]
 ) -> None:
     outbox = each_outbox

@@ -156,7 +156,7 @@ async def test_a_changed_migration_is_refused(outbox: Database) -> None:
         await run(outbox.url)
 
 
-def test_only_what_is_missing_is_pending() -> None:
+def test_only_missing_migrations_are_pending() -> None:
     one, two = Migration(1, "0001_a.sql", "select 1"), Migration(2, "0002_b.sql", "select 2")
     assert pending([one, two], []) == (one, two)
     assert pending([one, two], [(1, one.name, one.checksum)]) == (two,)

@@ -38,7 +38,7 @@ async def test_a_new_outbox_has_yesterday_today_and_thirty_days(
     assert 30 < supply.days_ahead <= 31
 
 
-async def test_bounds_are_days_in_utc_whatever_the_session_thinks(outbox: Database) -> None:
+async def test_bounds_are_days_in_utc_with_any_time_zone_of_the_session(outbox: Database) -> None:
     with psycopg.connect(outbox.url) as connection:
         connection.execute("set timezone = 'Pacific/Chatham'")
         connection.execute("set datestyle = 'SQL, DMY'")
@@ -97,7 +97,9 @@ async def test_open_transactions_are_not_in_the_way_of_making_partitions(
         assert (await ensure_partitions(connection, OUTBOX)).made == 1
 
 
-async def test_a_table_in_the_way_is_named(outbox: Database, connection: psycopg.AsyncConnection) -> None:
+async def test_a_table_that_blocks_the_migration_is_named(
+    outbox: Database, connection: psycopg.AsyncConnection
+) -> None:
     name, _ = bounds(outbox)[5]
     await connection.execute(f"alter table mailboat.outbox detach partition mailboat.{name}")
     with pytest.raises(psycopg.errors.DuplicateTable, match=f"table mailboat.{name} is in the way"):
@@ -105,7 +107,7 @@ async def test_a_table_in_the_way_is_named(outbox: Database, connection: psycopg
 
 
 @pytest.mark.parametrize("ahead", ["-1 day", "500 days", None])
-def test_a_strange_reach_is_refused(shared_outbox: Database, ahead: str | None) -> None:
+def test_an_invalid_number_of_days_ahead_is_refused(shared_outbox: Database, ahead: str | None) -> None:
     with psycopg.connect(shared_outbox.url) as connection, pytest.raises(psycopg.errors.InvalidParameterValue):
         connection.execute("select mailboat.ensure_partitions('mailboat.outbox', %s::interval)", (ahead,))
 

@@ -196,7 +196,7 @@ async def test_the_refusal_reads_well_and_holds_every_remedy(outbox: Database) -
     ]
 
 
-async def test_a_table_named_by_a_word_of_sql_is_found(outbox: Database) -> None:
+async def test_a_table_named_by_an_sql_keyword_is_found(outbox: Database) -> None:
     with psycopg.connect(outbox.url) as connection:
         connection.execute("""select mailboat.create_outbox('shop."order"')""")
     async with await psycopg.AsyncConnection.connect(outbox.url) as connected:

@@ -290,7 +290,7 @@ async def test_close_ends_pending_calls_and_is_idempotent(backend: Backend, open
 
 @on_backends("has_topics")
 async def test_a_missing_topic_is_named_with_the_remedy(backend: Backend, opened: Opened) -> None:
-    with pytest.raises(SinkUnavailable, match=r"no-such-topic does not exist on .*: create it, or mend spec\.sink"):
+    with pytest.raises(SinkUnavailable, match=r"no-such-topic does not exist on .*: create it, or correct spec\.sink"):
         await opened(backend, topic="no-such-topic", timeout=10)
 
 

@@ -24,7 +24,7 @@ async def test_a_missing_dead_letter_topic_is_reported_until_it_exists(
         await await_until(lambda: status_of(relay, "orders").last_error is not None, timeout=60, what="the report")
         status = status_of(relay, "orders")
         assert f"the dead-letter topic {topic}.dead is not available" in (status.last_error or "")
-        assert (status.last_error or "").endswith("create it, or mend spec.delivery.deadLetter.topic")
+        assert (status.last_error or "").endswith("create it, or correct spec.delivery.deadLetter.topic")
         assert status.sink_reachable is True, "delivery waits for the dead-letter topic"
         kfake.create_topic(f"{topic}.dead", 1)
         await await_until(lambda: status_of(relay, "orders").last_error is None, timeout=90, what="the end of it")
@@ -41,4 +41,4 @@ async def test_a_missing_dead_letter_topic_of_pubsub_is_reported(
             await await_until(lambda: status_of(relay, "orders").last_error is not None, timeout=60, what="the report")
             last_error = status_of(relay, "orders").last_error or ""
             assert f"the dead-letter topic {topic}-dead" in last_error
-            assert last_error.endswith("create it, or mend spec.delivery.deadLetter.topic")
+            assert last_error.endswith("create it, or correct spec.delivery.deadLetter.topic")

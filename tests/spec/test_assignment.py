@@ -66,7 +66,7 @@ def test_the_order_of_the_arguments_does_not_matter(situation: Situation, random
 
 
 @given(situations())
-def test_once_done_nothing_more_is_to_be_done(situation: Situation) -> None:
+def test_a_balanced_assignment_stays_unchanged(situation: Situation) -> None:
     partitions, workers, owners = situation
     answer = balance(partitions, workers, owners)
     assert balance(partitions, workers, answer) == answer

@@ -37,7 +37,7 @@ UNITS = {"h": 3_600 * 10**9, "m": 60 * 10**9, "s": 10**9, "ms": 10**6, "us": 10*
         ("0h0m0s", 0.0, "0s"),
     ],
 )
-def test_reads_what_go_reads_and_prints_it_canonically(text: str, seconds: float, canonical: str) -> None:
+def test_reads_durations_of_go_and_prints_them_canonically(text: str, seconds: float, canonical: str) -> None:
     duration = Duration.parse(text)
     assert duration.seconds == pytest.approx(seconds, rel=1e-12)
     assert str(duration) == canonical

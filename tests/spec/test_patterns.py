@@ -26,7 +26,7 @@ def words_of(alphabet: str, longest: int) -> Iterator[str]:
 
 
 @given(PATTERNS, TEXTS)
-def test_matches_what_the_shell_matches(text: str, value: str) -> None:
+def test_matches_the_same_names_as_the_shell(text: str, value: str) -> None:
     assert Pattern(text).matches(value) is fnmatch.fnmatchcase(value, text)
 
 
@@ -59,7 +59,7 @@ def test_a_literal_matches_itself_only(text: str, value: str) -> None:
     ("text", "like"),
     [("order.*", "order.%"), ("a?c", "a_c"), ("100%_\\", r"100\%\_\\"), ("*", "%"), ("order.placed", "order.placed")],
 )
-def test_like_escapes_what_sql_takes_for_wildcards(text: str, like: str) -> None:
+def test_like_escapes_the_wildcards_of_sql(text: str, like: str) -> None:
     assert Pattern(text).like() == like
     assert str(Pattern(text)) == text
 
@@ -73,13 +73,13 @@ def test_like_escapes_what_sql_takes_for_wildcards(text: str, like: str) -> None
         ("a" * 513, "at most 512 characters"),
     ],
 )
-def test_refuses_what_sql_could_not_express(text: str, message: str) -> None:
+def test_refuses_patterns_that_sql_could_not_express(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Pattern(text)
 
 
 @pytest.mark.timeout(60)
-def test_many_stars_do_not_make_it_slow() -> None:
+def test_many_wildcards_do_not_make_it_slow() -> None:
     assert not Pattern("*a" * 200 + "b").matches("a" * 5000)
 
 

@@ -76,7 +76,7 @@ def test_urls_without_one(url: str) -> None:
 
 
 @pytest.mark.parametrize("field", Sink.model_fields)
-def test_whatever_a_sink_refers_to_is_found_by_its_type(field: str) -> None:
+def test_every_reference_of_a_sink_is_found_by_its_type(field: str) -> None:
     """The operator mounts the Secrets that are found this way. A missed reference would be a Secret without a mount."""
     model = next(kind for kind in get_args(Sink.model_fields[field].annotation) if kind is not type(None))
     assert issubclass(model, UsesSecrets)

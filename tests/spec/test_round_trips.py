@@ -172,7 +172,7 @@ def test_models_are_frozen() -> None:
         Delivery().batch_size = 5
 
 
-def test_pydantic_itself_does_not_repeat_values() -> None:
+def test_pydantic_does_not_repeat_values() -> None:
     with pytest.raises(ValidationError) as refused:
         Database(url="host=h password=hunter2")
     assert "hunter2" not in str(refused.value)

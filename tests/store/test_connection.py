@@ -65,7 +65,7 @@ async def test_only_work_that_grows_with_the_data_has_no_deadline(each_database:
                 await cursor.execute("select pg_sleep(60)")
 
 
-async def test_a_link_is_closed_after_the_thread_that_speaks_over_it(each_database: Database) -> None:
+async def test_a_connection_is_closed_after_the_thread_that_uses_it(each_database: Database) -> None:
     link = await PostgresConnection.open(lambda: each_database.url, "work")
     begun = threading.Event()
 

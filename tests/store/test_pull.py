@@ -111,7 +111,7 @@ def test_large_payloads_are_pulled_a_few_at_a_time(outbox: Database, puller: Mak
     assert taken == [["1", "2", "3"], ["4", "5", "6"], ["7"], []]
 
 
-def test_consumers_share_partitions_and_a_key_is_never_in_two_hands(outbox: Database, puller: MakePuller) -> None:
+def test_consumers_share_partitions_and_a_key_has_one_consumer_at_a_time(outbox: Database, puller: MakePuller) -> None:
     declare(outbox, partitions=8)
     emit(outbox, *(f"k{n}-1" for n in range(20)))
     first, second = puller(), puller(REPEATABLE_READ)
@@ -124,7 +124,7 @@ def test_consumers_share_partitions_and_a_key_is_never_in_two_hands(outbox: Data
     assert not {each.partition("-")[0] for each in third} & {each.key for each in in_first}
 
 
-def test_filters_and_the_start_are_heeded(outbox: Database, puller: MakePuller) -> None:
+def test_filters_and_the_start_are_applied(outbox: Database, puller: MakePuller) -> None:
     emit(outbox, "old-1")
     declare(
         outbox,
@@ -299,7 +299,7 @@ def test_a_parked_event_that_kills_its_consumers_is_found_too(outbox: Database, 
     assert dead_letters(outbox) == [("a-1", 3, "ConsumerDied")]
 
 
-def test_dead_letters_are_emitted_once_with_the_refusal_and_never_in_a_circle(
+def test_dead_letters_are_emitted_once_with_the_refusal_and_without_a_loop(
     outbox: Database, puller: MakePuller
 ) -> None:
     """Guarantee C8: the document contains the event, and another subscription can deliver it."""
@@ -422,7 +422,7 @@ def test_writers_notify_while_a_consumer_is_idle(outbox: Database, puller: MakeP
     assert outbox.execute("select count(*) from mailboat.consumers") == [(0,)]
 
 
-def test_a_consumer_may_pull_what_was_granted_and_nothing_else(outbox: Database, puller: MakePuller) -> None:
+def test_a_consumer_may_pull_granted_subscriptions_only(outbox: Database, puller: MakePuller) -> None:
     declare(outbox)
     emit(outbox, "a-1")
     role = f"app_{outbox.name}"

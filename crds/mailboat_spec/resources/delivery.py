@@ -73,7 +73,7 @@ class Delivery(Model):
     timeout: Annotated[Duration, between("1s", "10m")] = Duration.parse("30s")
     """Time after which an unanswered event counts as not delivered, between 1s and 10m. Default: 30s."""
     on_exhausted: OnExhausted = OnExhausted.DEAD_LETTER
-    """What happens when attempts are used up: DeadLetter (the key goes on) or Block (the key waits for a person).
+    """What happens when attempts are used up: DeadLetter (the key continues) or Block (the key waits for a person).
     Default: DeadLetter."""
     dead_letter: DeadLetter | None = None
     """Where dead letters are sent. Default: none, which means the database only with relayRef, and the default topic

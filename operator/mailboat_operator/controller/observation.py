@@ -114,7 +114,7 @@ class Observation:
         return (
             f"Relays get no new configuration: the spec of EventSubscription {', '.join(lost)} is invalid, and the "
             f'ConfigMap "{child_name(self.key[1])}" does not have its last valid form any more. Without it relays '
-            "would forget how far it has come. Mend that spec, or delete the EventSubscription."
+            "would forget how far it has come. Correct that spec, or delete the EventSubscription."
         )
 
     @property

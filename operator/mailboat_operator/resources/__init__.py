@@ -39,7 +39,7 @@ from mailboat_spec.names import RELAY_LABEL
 CHILD_KINDS: Final = (CONFIG_MAP, SERVICE_ACCOUNT, SERVICE, DEPLOYMENT, DISRUPTION_BUDGET)
 """In order of creation: pods come last, after everything that they reference."""
 _ROLLOUT_SECONDS: Final = 120
-"""Time without progress after which Kubernetes reports that a rollout hangs. It goes on when the cause is gone."""
+"""Time without progress after which Kubernetes reports that a rollout hangs. It continues when the cause is gone."""
 _SPREAD_OVER: Final = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
 
 

@@ -166,7 +166,7 @@ def _stopped(topics: Sequence[DeadLetterHealth]) -> ConditionResult:
     if not any(each.stopped for each in topics):
         return no(ConditionType.DEAD_LETTERS_STOPPED, Reason.RUNNING, "Not stopped.")
     message = (
-        "A consumer stopped after too many dead letters in a row (delivery.deadLetter.stopAt): mend the handlers, then "
-        "restart the pods."
+        "A consumer stopped after too many dead letters in a row (delivery.deadLetter.stopAt): correct the handlers, "
+        "then restart the pods."
     )
     return yes(ConditionType.DEAD_LETTERS_STOPPED, Reason.TOO_MANY_DEAD_LETTERS, message)

@@ -190,7 +190,9 @@ class Webhook:
         async with self._lists:
             answer = inject(pod, namespace, relay, (await self._kube.list(SUBSCRIPTION, namespace)).items, self._image)
         if answer.sidecar is not None and (reason := await self._dry_run_error(answer.sidecar, namespace)):
-            return left_out(f'the template of OutboxRelay "{name}" is invalid, mend it and restart the pod: {reason}')
+            return left_out(
+                f'the template of OutboxRelay "{name}" is invalid: correct it and restart the pod: {reason}'
+            )
         return answer
 
     async def _dry_run_error(self, sidecar: Sidecar, namespace: str) -> str | None:

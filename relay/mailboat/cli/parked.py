@@ -94,7 +94,7 @@ async def retry(source: ManifestSource, selection: Selection) -> None:
 @with_selection
 @click.option("--yes", is_flag=True, help="Yes, give up on them.")
 async def drop(source: ManifestSource, selection: Selection, yes: bool) -> None:
-    """Give up on parked events: they become dead letters, and their keys go on.
+    """Give up on parked events: they become dead letters, and their keys continue.
 
     They are not sent to the dead-letter topic. `mailboat dlq replay` brings them back. Needs a filter, or --all.
     """

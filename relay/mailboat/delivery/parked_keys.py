@@ -69,7 +69,7 @@ class ParkedKeys:
         if not self.full:
             return None
         return (
-            f"Partition {self._lease.key.partition} has {self.count} parked events and takes nothing new: mend what "
+            f"Partition {self._lease.key.partition} has {self.count} parked events and takes nothing new: correct what "
             "refuses them, or decide about them with `mailboat parked`"
         )
 

@@ -68,7 +68,7 @@ def _no_answer(stream: Stream) -> SinkUnavailable:
     if fault != stream.fault:
         log.error("Delivery cancelled: %s", fault, extra={"subscription": stream.name})
     stream.fault = fault
-    return SinkUnavailable(f"{fault}: mend the sink, or raise spec.delivery.timeout")
+    return SinkUnavailable(f"{fault}: correct the sink, or raise spec.delivery.timeout")
 
 
 def as_unavailable(stream: Stream, error: BaseException) -> SinkUnavailable:

@@ -147,7 +147,9 @@ class LogSink:
         return "standard output" if self._path is None else str(self._path)
 
     def _unavailable(self, error: OSError) -> SinkUnavailable:
-        return SinkUnavailable(f"can't write to {self._place}: {error.strerror}; mend it or change spec.sink.log.path")
+        return SinkUnavailable(
+            f"can't write to {self._place}: {error.strerror}; correct it or change spec.sink.log.path"
+        )
 
 
 def _line(message: Message) -> bytes:

@@ -34,7 +34,7 @@ def _load(name: str, where: str, context: SinkContext) -> type[Sink]:
         installed = ", ".join(sorted({point.name for point in entry_points(group=GROUP)})) or "none"
         raise NoSuchSink(
             f'{where}: no installed package offers a sink "{name}" (there are: {installed}); install the package that '
-            f'registers it under the entry point group "{GROUP}", or mend the name'
+            f'registers it under the entry point group "{GROUP}", or correct the name'
         )
     try:
         return cast("type[Sink]", found.load())

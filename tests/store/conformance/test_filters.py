@@ -91,7 +91,7 @@ async def test_events_that_match_no_subscription_are_skipped(world: World) -> No
     assert (await relay.tick()).quiet
 
 
-async def test_latest_begins_with_what_is_not_committed_yet(world: World) -> None:
+async def test_latest_begins_with_events_that_are_not_committed_yet(world: World) -> None:
     write(world, "a")
     slow = world.begin(early=True)
     late = slow.insert("order.placed", key="a")

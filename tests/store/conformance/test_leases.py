@@ -211,7 +211,7 @@ async def test_the_heartbeat_of_an_expired_relay_raises(world: World) -> None:
         await ghost.beat()
 
 
-async def test_claiming_again_what_is_ones_own_counts_no_death(world: World) -> None:
+async def test_a_repeated_claim_of_an_own_partition_counts_no_crash(world: World) -> None:
     relay = await Relay.start(world, TWO)
     keys = await relay.claim()
     write(world, None, None)

@@ -65,7 +65,7 @@ async def test_a_parked_event_is_kept_whole_with_its_failure(world: World) -> No
     assert (head.replay, head.suspect, head.blocked, head.pending_dead_letter) == (False, False, False, False)
 
 
-async def test_heads_are_due_in_their_time_and_what_is_behind_them_is_not(world: World) -> None:
+async def test_heads_become_due_and_events_behind_them_do_not(world: World) -> None:
     relay, key, _ = await parked(world, ("a", 0.0), ("a", None), ("b", LONG), ("b", None), (None, 0.0))
     assert sorted(await due(relay, key)) == [1, 5]
     assert await relay.store.parked_keys(relay.lease(key)) == ({"a", "b"}, 5)
@@ -103,7 +103,7 @@ async def test_the_time_of_the_next_attempt_is_reported(world: World) -> None:
     assert (await relay.store.beat()).due == frozenset()
 
 
-async def test_nothing_parked_waits_for_nothing(world: World) -> None:
+async def test_without_parked_events_no_retry_is_due(world: World) -> None:
     relay = await Relay.start(world, ONE)
     (key,) = await relay.claim()
     assert await relay.store.due(relay.lease(key), 10, MUCH) == ([], None)
@@ -130,7 +130,7 @@ async def test_another_failure_counts_up_never_down_and_waits_again(world: World
     assert (head.attempts, head.failure) == (3, again)
 
 
-async def test_a_blocked_head_is_never_due_and_nor_is_what_is_behind_it(world: World) -> None:
+async def test_a_blocked_head_and_the_events_behind_it_are_never_due(world: World) -> None:
     relay, key, events = await parked(world, ("a", 0.0), ("a", None))
     (_, head), _ = await waiting(relay, key, "a")
     blocked = Park(events[0], 1, 25, None, FAILURE, blocked=True, ordinal=head)
@@ -166,7 +166,7 @@ async def test_a_dead_letter_ends_the_retries_and_its_key_continues(world: World
     assert (backlog.dead, dict(backlog.parked)) == (1, {key.partition: 1})
 
 
-async def test_many_large_deaths_and_what_is_left_of_their_keys_are_one_settlement(world: World) -> None:
+async def test_many_large_dead_letters_and_the_rest_of_their_keys_are_one_settlement(world: World) -> None:
     """The server sends results while the store is still sending statements."""
     parks = [(f"key-{n // 2}", LONG if n % 2 == 0 else None) for n in range(20)]
     relay, key, events = await parked(world, *parks, payload=b"." * 2_000_000)
@@ -178,7 +178,7 @@ async def test_many_large_deaths_and_what_is_left_of_their_keys_are_one_settleme
     assert (await relay.store.parked_keys(relay.lease(key)))[1] == 30
 
 
-async def test_a_replayed_dead_letter_goes_before_what_waits_and_is_marked(world: World) -> None:
+async def test_a_replayed_dead_letter_precedes_waiting_events_and_is_marked(world: World) -> None:
     relay, key, events = await parked(world, ("a", 0.0), ("a", None))
     (_, head), _ = await waiting(relay, key, "a")
     await relay.tick(Settlement(relay.lease(key), None, dead=(Dead(events[0], 1, 25, FAILURE, head),)))

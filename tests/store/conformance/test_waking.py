@@ -54,7 +54,7 @@ async def test_a_transaction_older_than_the_wakeup_request_is_detected(world: Wo
     later.rollback()
 
 
-async def test_lag_counts_what_matches_and_is_not_settled(world: World) -> None:
+async def test_lag_counts_matching_events_that_are_not_settled(world: World) -> None:
     """Guarantee G7."""
     declared = [subscription("all"), subscription("some", filter={"eventTypes": ["b.*"]})]
     relay = await Relay.start(world, declared)
@@ -110,7 +110,7 @@ async def test_a_lag_beyond_the_bound_is_not_reported_as_zero(world: World) -> N
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-async def test_nothing_is_behind_once_all_is_settled(world: World, partitions: int) -> None:
+async def test_the_backlog_is_empty_once_all_events_are_settled(world: World, partitions: int) -> None:
     relay = await Relay.start(world, [subscription(partitions=partitions)])
     await relay.claim()
     write(world, "a", "b", "c", None)

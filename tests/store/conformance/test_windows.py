@@ -51,7 +51,7 @@ async def test_rolled_back_events_are_never_delivered(world: World) -> None:
     assert [event.event_id for event in await relay.drained()] == kept
 
 
-async def test_an_event_carries_what_was_written(world: World) -> None:
+async def test_an_event_carries_the_written_values(world: World) -> None:
     relay = await Relay.start(world, ONE)
     await relay.claim()
     writer = world.begin()

@@ -51,7 +51,7 @@ class _Job(NamedTuple):
 class HandlerThreads:
     """Daemon threads, started on demand. Results of several threads reach the event loop by one wake-up.
 
-    A thread can't be interrupted: if the coroutine is cancelled, it goes on waiting for the thread, and the result
+    A thread can't be interrupted: if the coroutine is cancelled, it still waits for the thread, and the result
     counts. So no other attempt of the event overlaps it. A second cancellation raises ``StillRunning``.
     """
 

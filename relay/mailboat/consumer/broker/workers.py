@@ -136,7 +136,7 @@ class Workers:
                 slice_end = clock() + _SLICE
 
     async def _wait_for(self, handlers: Isolated, work: Work, worker: _Worker) -> bool:
-        """Run the rest of handlers that wait for something. Another worker goes on meanwhile."""
+        """Run the rest of handlers that wait for something. Another worker continues meanwhile."""
         self.running[work] = worker
         self.waits += 1
         if self._timeout is not None:

@@ -111,7 +111,7 @@ def unavailable(report: Report, bootstrap: str) -> SinkUnavailable:
 
 def missing_topic(topic: str, bootstrap: str) -> SinkUnavailable:
     return SinkUnavailable(
-        f"topic {topic} does not exist on Kafka at {bootstrap}: create it, or mend spec.sink.kafka.topic"
+        f"topic {topic} does not exist on Kafka at {bootstrap}: create it, or correct spec.sink.kafka.topic"
     )
 
 

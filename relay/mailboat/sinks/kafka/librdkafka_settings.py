@@ -87,7 +87,7 @@ def check_settings(client: Mapping[str, Any], context: SinkContext) -> None:
         raise ConfigError(
             f"{context.subscription}: the Kafka client does not accept its settings: "
             f"{masked_error(error, context.secrets.values())}; "
-            "mend spec.sink.kafka.config or the Secret of configSecretRef"
+            "correct spec.sink.kafka.config or the Secret of configSecretRef"
         ) from None
 
 

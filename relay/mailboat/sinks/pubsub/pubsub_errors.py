@@ -21,7 +21,7 @@ def unavailable(error: grpc.aio.AioRpcError, topic: str, host: str, seconds: flo
     where = f"Pub/Sub at {host}"
     if code is grpc.StatusCode.NOT_FOUND:
         return SinkUnavailable(
-            f"{topic} does not exist on {where}: create it, or mend spec.sink.pubsub.project and topic"
+            f"{topic} does not exist on {where}: create it, or correct spec.sink.pubsub.project and topic"
         )
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return SinkUnavailable(
