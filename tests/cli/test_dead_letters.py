@@ -408,6 +408,12 @@ def test_only_replayed_dead_letters_can_be_purged(place, number):
     assert place.database.execute("select sequence from mailboat.dead_letters") == [(1,)]
 
 
+def test_a_purge_by_other_filters_than_the_id_reads_no_payload(place, number, monkeypatch):
+    bury(place, number, 1, replayed_at="2026-01-02T00:00:00Z")
+    monkeypatch.setattr("mailboat.cli.dlq.dead_letters.show_dead", None)
+    assert place.ok("dlq", "purge", "--key", "k", "--yes", "--older-than", "0s") == "1 dead letter deleted\n"
+
+
 def test_a_purge_deletes_no_more_than_the_limit_and_the_oldest_first(place, number):
     for sequence in range(1, 5):
         bury(place, number, sequence, replayed_at="2026-01-01T12:00:00Z")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import pytest
 
 from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.model import Message
-from mailboat.sinks.protocol import Failures
+from mailboat.sinks.protocol import Failures, Traits
 from mailboat.store.outbox_store import CursorKey
 from mailboat.testing.memory_sink import MemorySink
 from support.simulation import TIMINGS, Fleet, RunningRelay, sequence_number, settings, subscription
@@ -338,3 +339,37 @@ async def test_a_relay_renews_its_leases_while_a_snapshot_is_held_and_repeats_no
     assert len(epochs) > 8, "leases were not renewed"
     await fleet.stop()
     assert all(cursor.owner is None and cursor.released for cursor in fleet.outbox.cursors.values())
+
+
+class Calls(MemorySink):
+    """Sink that counts the calls of ``publish``, also those that are cancelled before they send."""
+
+    calls = 0
+
+    def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
+        self.calls += 1
+        return super().publish(batch)
+
+
+@in_virtual_time
+async def test_a_result_that_arrives_with_the_loss_of_the_lease_starts_no_other_batch() -> None:
+    """G5: the worker is cancelled a moment after the loss."""
+    fleet = Fleet(declared=[subscription(partitions=1)], streams=settings(batch_size=1), new_sink=Calls)
+    assert isinstance(fleet.sink, Calls)
+    fleet.sink.traits = Traits(header_prefix="ce_", stops_behind_failure=False)
+    relay = await fleet.started()
+    assert relay.session is not None
+    await asyncio.sleep(1)
+    fleet.sink.hold_answers()
+    fleet.write("a", "a")
+    await until(lambda: fleet.sink.publishes == 1, "the first batch to be in flight")
+    ((key, owned),) = relay.session.owned.items()
+    before = replace(fleet.outbox.cursors[key])
+    fleet.sink.let_go()
+    while not fleet.sink.arrived:  # noqa: ASYNC110 - to the step before the callbacks of the result
+        await asyncio.sleep(0)
+    relay.session.lease_lost(key)
+    await asyncio.wait({owned.task})
+    assert owned.task.cancelled()
+    assert fleet.sink.calls == 1
+    assert fleet.outbox.cursors[key] == before

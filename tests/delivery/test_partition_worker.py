@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mailboat.delivery.backoff import RetryPolicy
+from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.errors import EventRefused
 from mailboat.model import Message
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, Traits
@@ -74,6 +75,23 @@ async def test_an_event_that_is_refused_twice_arrives_at_the_third_attempt_and_b
     assert attempts == {events[0]: 3, events[1]: 1, events[2]: 1, events[3]: 1}
     sequences = {m.event_id: sequence_number(m) for m in fleet.sink.arrived}
     assert [sequences[event_id] for event_id in events] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("point", [Checkpoint.BATCH_TAKEN, Checkpoint.ANSWERED])
+@in_virtual_time
+async def test_an_unexpected_error_outside_the_task_of_a_worker_ends_the_session(point: Checkpoint) -> None:
+    def fail(passed: Checkpoint) -> None:
+        if passed is point:
+            raise RuntimeError("unexpected")
+
+    fleet = Fleet(on_checkpoint=fail)
+    relay = await fleet.started()
+    await asyncio.sleep(1)
+    fleet.write("a")
+    await asyncio.wait({relay.task}, timeout=10)
+    del fleet.relays["relay"]
+    with pytest.raises(RuntimeError, match="unexpected"):
+        relay.task.result()
 
 
 class WeighingSink(MemorySink):

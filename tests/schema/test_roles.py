@@ -41,12 +41,13 @@ def test_a_writer_emits_in_every_way(outbox: Database, as_writer: str) -> None:
     with psycopg.connect(as_writer) as connection:
         emit(connection, "python", {"n": 1}, key="k")
         connection.execute("select mailboat.emit('sql', '{}'::jsonb, key => 'k')")
+        connection.execute("select mailboat.emit('with all checks', '{}'::jsonb, key => 'k', tags => '{eu}')")
         connection.execute("""select mailboat.emit_many('[{"event_type": "many", "key": "k"}]')""")
         connection.execute("insert into mailboat.outbox (event_type, key, payload) values ('by hand', 'k', '{}')")
         with connection.cursor().copy("copy mailboat.outbox (event_type, key) from stdin") as copy:
             copy.write_row(("copied", "k"))
     types = outbox.execute("select event_type from mailboat.outbox order by id")
-    assert types == [("python",), ("sql",), ("many",), ("by hand",), ("copied",)]
+    assert types == [("python",), ("sql",), ("with all checks",), ("many",), ("by hand",), ("copied",)]
 
 
 _REFUSED = {

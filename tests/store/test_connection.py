@@ -10,12 +10,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
+import psycopg
 import pytest
 
-from mailboat.errors import ConfigError, DatabaseUnavailable
+from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError
+from mailboat.store import postgres
 from mailboat.store.connection import Pipeline, PostgresConnection, refuse_other_server
 from mailboat.store.connection_thread import ConnectionThread
+from mailboat.store.postgres import PostgresStore
+from mailboat.store.settings import RelayIdentity, StoreSettings
 from mailboat.store.sql import statements
 from mailboat_devservers.postgres import Database
 from mailboat_spec.structured_logs import JsonLines, ReadableLines
@@ -220,3 +225,16 @@ async def test_a_busy_thread_does_not_block_the_shutdown(database: Database) -> 
     await link.close()
     stuck = [thread for thread in threading.enumerate() if "stuck" in thread.name]
     await await_until(lambda: not any(thread.is_alive() for thread in stuck), what="the thread to end")
+
+
+async def test_a_connection_without_its_planner_settings_is_closed(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "_PLANNER", "select 1 / 0")
+    with pytest.raises(MailboatError) as refusal:  # while the error is kept, so is everything that its frames refer to
+        await PostgresStore.open(lambda: database.url, RelayIdentity("a relay", str(uuid4())), StoreSettings())
+    with psycopg.connect(database.url) as observer:
+        observer.autocommit = True
+        others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        await await_until(lambda: observer.execute(others).fetchone() == (0,), timeout=5, what="the session to end")
+    assert refusal.value is not None

@@ -53,8 +53,8 @@ class DeadLetter(Model):
     """Destination of dead letters. Those of an outbox are always kept in the table mailboat.dead_letters, too."""
 
     topic: NonEmpty | None = None
-    """Topic (Redis: stream) for dead letters, on the servers of the sink or of the source. Required with relayRef.
-    Default: none, which means with source TOPIC.NAME.dead (Pub/Sub: SUBSCRIPTION.NAME.dead)."""
+    """Topic for dead letters, on the servers of the sink or of the source. Required with relayRef. Default: none, which
+    means with source TOPIC.NAME.dead (Pub/Sub: SUBSCRIPTION.NAME.dead)."""
     stop_at: StopAt | None = None
     """Source only: how many dead letters stop the consumer. Default: none, it never stops."""
 

@@ -55,7 +55,7 @@ class ConditionType(StrEnum):
     ASSIGNED = "Assigned"
     """Every partition is held by a live relay."""
     PAUSED = "Paused"
-    """True while delivery is paused by the spec, by a command, or by the destination (HTTP 410)."""
+    """True while delivery is paused by the spec or by a command."""
     RETENTION_BLOCKED = "RetentionBlocked"
     """True while old events are kept only because a subscription has not delivered them. The message names it."""
     SNAPSHOT_HELD = "SnapshotHeld"

@@ -195,8 +195,8 @@ async def purge(source: ManifestSource, selection: Selection, older_than: float,
     if not yes:
         raise ConfigError("this deletes dead letters for good: say --yes.")
     chosen = source.outboxes()
-    found = await selection.query(chosen, "dlq purge", partial(dead_letters.show_dead, limit=1))
-    if selection.by_id and not found:
+    await selection.must_exist(chosen)
+    if selection.by_id and not await selection.query(chosen, "dlq purge", partial(dead_letters.show_dead, limit=1)):
         raise no_such_dead_letter(selection.id)
     deleted = 0
     for outbox in chosen:

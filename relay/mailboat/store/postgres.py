@@ -103,11 +103,9 @@ class PostgresStore:
     @classmethod
     async def open(cls, url: UrlProvider, me: RelayIdentity, settings: StoreSettings) -> Self:
         """Connect one session. Callers then call ``declare`` and ``join``."""
-        control = await _open(url, "control", settings)
+        control = await _open(url, "control", settings, reads_windows=True)
         if not control.server.pooled:
             control.connection.prepare_threshold = _PREPARE_AFTER
-            async with control.autocommit() as cursor:
-                await cursor.execute(_PLANNER)
         return cls(url, me, settings, control)
 
     @property
@@ -314,21 +312,23 @@ class PostgresStore:
             await link.close(at_once=at_once)
 
     async def _connect(self, purpose: str, *, reads_windows: bool = False) -> PostgresConnection:
-        link = await _open(self._url, purpose, self._settings)
-        try:
-            if link.server.system_identifier != self._control.server.system_identifier or (
-                link.server.timeline != self._control.server.timeline
-            ):
-                raise DatabaseUnavailable("two connections reached two different servers: a failover is under way")
-            if reads_windows and not link.server.pooled:
-                await link.fetch(_PLANNER)
-        except BaseException:
+        link = await _open(self._url, purpose, self._settings, reads_windows=reads_windows)
+        if link.server.system_identifier != self._control.server.system_identifier or (
+            link.server.timeline != self._control.server.timeline
+        ):
             await link.close()
-            raise
+            raise DatabaseUnavailable("two connections reached two different servers: a failover is under way")
         return link
 
 
-async def _open(url: UrlProvider, purpose: str, settings: StoreSettings) -> PostgresConnection:
-    return await PostgresConnection.open(
+async def _open(url: UrlProvider, purpose: str, settings: StoreSettings, *, reads_windows: bool) -> PostgresConnection:
+    link = await PostgresConnection.open(
         url, purpose, deadline=settings.deadline, pooler=settings.pooler, waits_for_standbys=False
     )
+    if reads_windows and not link.server.pooled:
+        try:
+            await link.fetch(_PLANNER)
+        except BaseException:
+            await link.close()
+            raise
+    return link
