@@ -70,19 +70,6 @@ def test_a_missing_or_broken_third_party_sink_is_explained(type_: str, error: st
     assert reason_for(missing.value) is Reason.SINK_NOT_SUPPORTED
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("http", {"url": "https://example.com/hook"}),
-        ("redis", {"url": "redis://cache:6379", "stream": "orders"}),
-        ("postgres", {"url": "postgresql://db/other", "table": "public.events"}),
-    ],
-)
-def test_a_sink_without_an_implementation_is_refused(kind: str, settings: dict[str, str]) -> None:
-    with pytest.raises(NoSuchSink, match=rf'spec\.sink\.{kind}: no installed package offers a sink "{kind}"'):
-        build_sink(spec(**{kind: settings}), context())
-
-
 def test_a_missing_client_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("mailboat.sinks.kafka")]:
         monkeypatch.delitem(sys.modules, name)

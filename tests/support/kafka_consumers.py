@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -68,6 +69,9 @@ class Consumers:
     def log(self) -> str:
         path = self._folder / "log"
         return path.read_text() if path.exists() else ""
+
+    def has_partitions(self, process: Any) -> bool:
+        return re.search(rf" {process.pid} \S+ Partitions assigned", self.log()) is not None
 
     def effects(self) -> list[tuple[Effect, int]]:
         """Return all effects in their order, with the attempt in which each happened."""
