@@ -18,8 +18,9 @@ from mailboat_operator.relays.reports import Answer, bounded
 from mailboat_operator.status.conditions import Blocker, condition_events, overdue
 from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
-from mailboat_spec import EventSubscription, EventSubscriptionStatus, OutboxRelay, OutboxRelayStatus, Reason
+from mailboat_spec import EventSubscription, OutboxRelay, Reason
 from mailboat_spec.relay_status import ProcessStatus, as_json, read_process_status
+from mailboat_spec.resources.status import EventSubscriptionStatus, OutboxRelayStatus
 from support.manifests import event_subscription, outbox_relay
 from support.relay_statuses import process_status
 
