@@ -15,7 +15,7 @@ from pydantic import Field
 from mailboat_spec.base import Model
 from mailboat_spec.formats import KafkaGroup, KafkaTopic, PubSubSubscription, RedisPrefix
 from mailboat_spec.references import Connection, SecretKeyRef
-from mailboat_spec.resources import kafka_settings
+from mailboat_spec.resources.kafka_settings import SOURCE_ALLOWED
 from mailboat_spec.resources.sinks import KafkaServers, KafkaSettings, PubSubService
 from mailboat_spec.rules import exactly_one
 from mailboat_spec.scalars import Duration, between
@@ -39,9 +39,7 @@ class KafkaSource(KafkaServers):
     """Consumer group, which stores the progress. Default: none, which means NAMESPACE.NAME of this subscription."""
     group_protocol: GroupProtocol = GroupProtocol.CLASSIC
     """Classic (every broker) or Consumer (KIP-848, Apache Kafka 4.0 and later). Default: Classic."""
-    config: Annotated[
-        Mapping[str, str], KafkaSettings("configSecretRef: {name: ...}", kafka_settings.SOURCE_ALLOWED)
-    ] = Field(default_factory=dict)
+    config: Annotated[Mapping[str, str], KafkaSettings(SOURCE_ALLOWED)] = Field(default_factory=dict)
     """Settings of librdkafka for the consumer and for the producer of dead letters, each value in quotes, for example
     security.protocol: SASL_SSL. Those that run commands, read files or weaken guarantees are refused. Secrets go into
     configSecretRef. Default: none."""
