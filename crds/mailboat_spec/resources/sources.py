@@ -44,22 +44,12 @@ class KafkaSource(KafkaServers):
     security.protocol: SASL_SSL. Those that run commands, read files or weaken guarantees are refused. Secrets go into
     configSecretRef. Default: none."""
 
-    @property
-    def stream(self) -> str:
-        """Name of what is read, for status and for names of dead-letter topics."""
-        return self.topic
-
 
 class PubSubSource(PubSubService):
     """A subscription of Google Cloud Pub/Sub."""
 
     subscription: PubSubSubscription
     """Pub/Sub subscription that events are pulled from, without projects/.../subscriptions/."""
-
-    @property
-    def stream(self) -> str:
-        """Name of what is read, for status and for names of dead-letter topics."""
-        return self.subscription
 
 
 class Source(Model):
@@ -90,6 +80,12 @@ class Source(Model):
         chosen = self.kafka or self.pubsub
         assert chosen is not None, "validated"
         return chosen
+
+    @property
+    def stream(self) -> str:
+        """Name of what is read, for status and for names of dead-letter topics."""
+        chosen = self.chosen
+        return chosen.topic if isinstance(chosen, KafkaSource) else chosen.subscription
 
 
 class OnUnavailable(StrEnum):
@@ -146,10 +142,3 @@ class Idempotency(Model):
     on_unavailable: OnUnavailable = OnUnavailable.WAIT
     """What happens while the store can't be reached: Wait (nothing is handled, no attempt is counted) or Handle
     (without detection of duplicates). Default: Wait."""
-
-    @property
-    def chosen(self) -> IdempotencyRedis | IdempotencyPostgres:
-        """The chosen store."""
-        chosen = self.redis or self.postgres
-        assert chosen is not None, "validated"
-        return chosen

@@ -189,10 +189,6 @@ class ResourceStatus(StatusModel):
     conditions: tuple[Condition, ...] = Field(default=(), json_schema_extra=keyed_by("type"))
     """Conditions, at most one of each type. Default: none."""
 
-    def condition(self, type_: str) -> Condition | None:
-        """Return the condition of this type, or None."""
-        return next((condition for condition in self.conditions if condition.type == type_), None)
-
 
 class OutboxRelayStatus(ResourceStatus):
     """Status of a relay."""

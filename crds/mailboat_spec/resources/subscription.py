@@ -346,7 +346,7 @@ class EventSubscriptionSpec(Model):
     def source_name(self) -> str:
         """Kind and name of what is read: ``outbox/orders``, ``kafka/orders``, ``pubsub/orders-billing``."""
         if self.source is not None:
-            return f"{self.source.kind}/{self.source.chosen.stream}"
+            return f"{self.source.kind}/{self.source.stream}"
         return f"outbox/{self.relay}"
 
 
@@ -372,4 +372,4 @@ class EventSubscription(Resource):
         given = self.spec.delivery.dead_letter.topic if self.spec.delivery.dead_letter is not None else None
         if given is not None or self.spec.source is None:
             return given
-        return f"{self.spec.source.chosen.stream}.{self.metadata.name}.dead"
+        return f"{self.spec.source.stream}.{self.metadata.name}.dead"
