@@ -7,8 +7,6 @@ The Markdown reference has one section per mapping, with its fields in the order
 combinations of fields. Rules on the format of a single string are left out: their messages explain the format.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

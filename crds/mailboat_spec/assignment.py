@@ -4,8 +4,6 @@ Standalone relays use this module to divide partitions among themselves, the ope
 pure: the same partitions, workers and current owners always give the same result, in any order of the arguments.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping

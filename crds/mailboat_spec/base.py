@@ -5,8 +5,6 @@ the CRDs. Objects are frozen, unknown fields are refused, and values never appea
 value might be a password).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 

@@ -4,8 +4,6 @@ The reader may be older or newer than the writer, so unknown fields are ignored 
 default. Texts and lists are cut to a maximum size by both ends, because the operator keeps the last answer of each pod.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError

@@ -18,8 +18,6 @@ therefore status fields that the operator writes for this purpose. The columns s
 destination, lag, reason of a failure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, get_args

@@ -7,8 +7,6 @@ Files are valid input for ``kubectl apply``, so an application's own Deployment 
 resources and is ignored. A kind similar to one of Mailboat's is not ignored, but reported as a misspelling.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeGuard

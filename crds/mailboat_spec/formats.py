@@ -4,8 +4,6 @@ Each ``Form`` is a regular expression for the CRDs and an error message. Values 
 them are used in file paths, SQL or environment variables.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

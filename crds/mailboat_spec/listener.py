@@ -5,8 +5,6 @@ that reaches the port can open one. Connections are counted from ``accept`` on, 
 One peer address gets at most half of the connections: a single client can't lock out all others.
 """
 
-from __future__ import annotations
-
 import errno
 import socket
 from typing import Any

@@ -5,8 +5,6 @@ A pattern must have the same meaning in Python and as a ``LIKE`` in the SQL that
 literal. Case matters; the whole string must match.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Self

@@ -1,7 +1,5 @@
 """References to other objects, all in the namespace of the referring object, and URLs of servers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Final
 

@@ -6,8 +6,6 @@ CRDs accepts them. Sizes have the notation of Kubernetes quantities (``10Gi``, `
 3339. A timestamp without a zone is refused: its meaning would depend on the machine.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Stop of a running process by SIGTERM or SIGINT, for the relay and the operator."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

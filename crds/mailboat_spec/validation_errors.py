@@ -4,8 +4,6 @@ No message repeats a value, unless the value can't be a secret (the name of a ch
 ("did you mean ...", "it belongs in ...") come from a lookup of fields and types in the models by YAML path.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

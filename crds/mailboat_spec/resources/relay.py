@@ -1,7 +1,5 @@
 """OutboxRelay: one outbox, and the relays that serve it."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 

@@ -5,8 +5,6 @@ that the output of ``kubectl get -o yaml`` is a valid config file. Other names (
 field.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final, Literal
 

@@ -4,8 +4,6 @@ Settings of a vendor's client are passed on unchanged (``config``). Manifests ne
 reference to a Secret instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final

@@ -4,8 +4,6 @@
 recognise redelivered events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated

@@ -8,8 +8,6 @@ A status is parsed leniently: the output of ``kubectl get -o yaml`` contains a s
 must not keep a relay from starting.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from pydantic import Field

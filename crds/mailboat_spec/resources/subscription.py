@@ -1,7 +1,5 @@
 """EventSubscription: one stream of events, with its own source, filter, sink, policy and progress."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final, Literal
