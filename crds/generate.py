@@ -74,7 +74,6 @@ def main() -> None:
 
 
 def _reference() -> str:
-    """Return the whole page."""
     return "\n".join((_INTRODUCTION, *(line for definition in definitions() for line in _of_kind(definition))))
 
 

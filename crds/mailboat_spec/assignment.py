@@ -75,7 +75,7 @@ def balance(
 
 
 def _take_surplus(owned: list[Partition], count: int) -> list[Partition]:
-    """Remove ``count`` partitions from ``mine`` and return them, from the streams with the most partitions first."""
+    """Remove ``count`` partitions from ``owned`` and return them, from the streams with the most partitions first."""
     removed = []
     for _ in range(count):
         streams = Counter(stream for stream, _ in owned)

@@ -144,7 +144,6 @@ class Definition:
 
 
 def definitions() -> tuple[Definition, ...]:
-    """Return the definitions of both kinds."""
     return (
         Definition(names.RELAY_KIND, names.RELAY_PLURAL, "obr", OutboxRelay, _RELAY_COLUMNS, {"scale": _SCALE}),
         Definition(

@@ -1,7 +1,4 @@
-"""Validation of parsed documents (YAML or JSON) into a consistent set of resources.
-
-All problems of all documents are reported together. The set is validated as a whole too: names are unique, and every
-subscription's relay exists.
+"""Validation of parsed documents (YAML or JSON) into a set of resources with unique names and existing relays.
 
 Files are valid input for ``kubectl apply``, so an application's own Deployment or Secret may appear beside Mailboat's
 resources and is ignored. A kind similar to one of Mailboat's is not ignored, but reported as a misspelling.
@@ -57,9 +54,8 @@ class _Document(NamedTuple):
 def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
     """Validate every document and the whole set; raise ``SpecError`` with all problems.
 
-    Each document has a label with its origin (``orders.yaml, document 2``). Empty documents and resources of other API
-    groups are skipped. Lists, as printed by ``kubectl get -o yaml``, are expanded. If only resources of other API
-    groups are found, that is a problem.
+    Each document has a label with its origin (``orders.yaml, document 2``). Lists, as printed by ``kubectl get -o
+    yaml``, are expanded. If only resources of other API groups are found, that is a problem.
     """
     problems: list[Problem] = []
     read: list[_Document] = []

@@ -1,7 +1,6 @@
 """Strings with a required format: names of Kubernetes, Postgres, Kafka and Pub/Sub, hosts and ports.
 
-Each ``Form`` is a regular expression for the CRDs and an error message. Values are validated this early because most of
-them are used in file paths, SQL or environment variables.
+Values are validated this early because most of them are used in file paths, SQL or environment variables.
 """
 
 import re
@@ -27,7 +26,6 @@ class Form(ValueCheck):
     """A refused prefix (RE2, which evaluates the CRDs, has no lookahead)."""
 
     def check(self, value: str) -> str:
-        """Return the value, or raise ``ValueError`` with the message."""
         if len(value) > self.max_length:
             raise ValueError(f"is too long: at most {self.max_length} characters")
         reserved = value in self.never or (self.never_begins is not None and value.startswith(self.never_begins))

@@ -34,10 +34,7 @@ class BoundedListener(socket.socket):
 
 
 def listen(host: str | None, port: int, *, most: int) -> BoundedListener:
-    """Listen on one address; raise ``OSError`` on failure.
-
-    ``host`` None or ``::`` is every address; without IPv6, every IPv4 address.
-    """
+    """Listen on one address, or on every one if the host is None or ``::``. Raise ``OSError`` on failure."""
     return BoundedListener(_everywhere(port) if host in (None, "::") else _at(str(host), port), most)
 
 

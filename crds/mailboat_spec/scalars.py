@@ -88,7 +88,7 @@ class Duration(ParsedText):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse Go's notation. Raise ``ValueError`` with the remedy in its message."""
+        """Parse Go's notation."""
         text = text.strip()
         if text == "0":
             return cls(0)
@@ -113,7 +113,6 @@ class Duration(ParsedText):
 
     @property
     def seconds(self) -> float:
-        """The duration in seconds."""
         return self.nanoseconds / 1_000_000_000
 
     def __str__(self) -> str:
@@ -154,7 +153,6 @@ class DurationBounds(ValueCheck):
     maximum: Duration
 
     def check(self, value: Duration) -> Duration:
-        """Return the value, or raise ``ValueError`` if it is out of bounds."""
         if not self.minimum <= value <= self.maximum:
             raise ValueError(f"must be between {self.minimum} and {self.maximum}, not {value}")
         return value

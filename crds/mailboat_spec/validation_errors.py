@@ -206,7 +206,6 @@ def type_at(root: type[Model], path: Sequence[Step]) -> Any:
 
 
 def field_at(root: type[Model], path: Sequence[Step]) -> FieldInfo | None:
-    """Return the field at a path, or None."""
     if not path or not _is_model(model := type_at(root, path[:-1])):
         return None
     return yaml_fields(model).get(str(path[-1]))

@@ -27,7 +27,6 @@ class WithoutSecrets(ValueCheck):
     """Annotation for a mapping of settings without secrets."""
 
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the settings, or raise ``Refused`` with each setting that is a secret."""
         if secrets := tuple(secret_names(settings)):
             raise Refused(*(Refusal((name,), _IS_SECRET) for name in secrets))
         return settings
@@ -47,7 +46,6 @@ class KafkaSettings(WithoutSecrets):
     allowed: frozenset[str] = kafka_settings.ALLOWED
 
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the settings, or raise ``Refused`` with each setting that is not allowed."""
         super().check(settings)
         reasons = {name: kafka_settings.refusal_reason(name, self.allowed) for name in settings}
         if refusals := [Refusal((name,), reason) for name, reason in reasons.items() if reason]:
@@ -189,6 +187,5 @@ class Sink(Model):
 
     @property
     def chosen(self) -> AnySink:
-        """The chosen sink."""
         chosen: AnySink = getattr(self, self.kind)
         return chosen

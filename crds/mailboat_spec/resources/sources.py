@@ -1,8 +1,4 @@
-"""Sources: brokers that a subscription reads instead of an outbox, and the store that remembers handled events.
-
-``Source`` contains exactly one broker. ``Idempotency`` contains exactly one store, which consumers of a broker use to
-recognise redelivered events.
-"""
+"""Sources: brokers that a subscription reads instead of an outbox, and the store that recognises redelivered events."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -74,7 +70,6 @@ class Source(Model):
 
     @property
     def chosen(self) -> KafkaSource | PubSubSource:
-        """The chosen source."""
         chosen = self.kafka or self.pubsub
         assert chosen is not None, "validated"
         return chosen
