@@ -188,8 +188,6 @@ def _without_rules(schema: Any) -> Any:
 
 
 _FIRST: Final = ("description", "type", "format", "enum", "default", "required")
-_RULE: Final = ("rule", "message")
-_REPLACED_BY_RULES: Final = ("pattern", "format")
 _NOT_IN_STATUS: Final = ("default", "pattern", "maxLength", "minimum", "maximum")
 _LARGEST_INT32: Final = 2**31 - 1
 _LARGEST_INT64: Final = 2**63 - 1
@@ -199,7 +197,9 @@ class WithDefaults(GenerateJsonSchema):
     """pydantic's generator with durations written as in the documentation."""
 
     def encode_default(self, dft: Any) -> Any:
-        return _as_written(dft) if isinstance(dft, Duration) else super().encode_default(dft)
+        if isinstance(dft, Duration):
+            return "60s" if dft == Duration.parse("60s") else str(dft)  # the canonical form is 1m
+        return super().encode_default(dft)
 
 
 def structural_schema(model: type[Model], *, report: bool) -> Schema:
@@ -226,8 +226,8 @@ class _Translation:
         if "items" in written:
             result["items"] = self.of(written["items"])
         if RULES in result and not self._report:
-            result[RULES] = [_in_order(rule, _RULE) for rule in result[RULES]]
-            for name in _REPLACED_BY_RULES:
+            result[RULES] = [_in_order(rule, ("rule", "message")) for rule in result[RULES]]
+            for name in ("pattern", "format"):
                 result.pop(name, None)
         _settle_numbers(result)
         if "x-kubernetes-preserve-unknown-fields" in result:
@@ -242,8 +242,11 @@ class _Translation:
         if result.get("default", True) in (None, "", [], {}):
             del result["default"]  # null, an empty list, string or mapping: equivalent to absent
         nullable = any(choice.get("type") == "null" for choice in written.get("anyOf", ()))
-        if not (required or nullable) and (inside := _defaults_inside(result)):
-            result["default"] = inside
+        if not (required or nullable):
+            # Rules run on a mapping's default before the defaults inside it are applied.
+            fields = result.get("properties", {})
+            if inside := {name: field["default"] for name, field in fields.items() if "default" in field}:
+                result["default"] = inside
         return _in_order(result, _FIRST)
 
     def _without_references(self, written: Schema) -> Schema:
@@ -277,18 +280,7 @@ def _settle_numbers(result: Schema) -> None:
         result["default"] = int(default)
 
 
-def _defaults_inside(schema: Schema) -> Schema:
-    """Return all nested defaults: rules run on a mapping's default before the defaults inside it are applied."""
-    fields = schema.get("properties", {})
-    return {name: field["default"] for name, field in fields.items() if "default" in field}
-
-
 def _in_order(fields: Schema, first: tuple[str, ...]) -> Schema:
     """Order the fields for readers: ``first``, then the others sorted by name."""
     others = sorted(name for name in fields if name not in first)
     return {name: fields[name] for name in (*first, *others) if name in fields}
-
-
-def _as_written(duration: Duration) -> str:
-    """Return ``60s`` instead of ``1m``, as descriptions and documentation do."""
-    return "60s" if duration == Duration.parse("60s") else str(duration)
