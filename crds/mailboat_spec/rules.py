@@ -105,13 +105,6 @@ def listed(values: Iterable[str]) -> str:
     return f"[{', '.join(map(text, sorted(values)))}]"
 
 
-def unchangeable(field: str, why: str) -> Rule:
-    """Return a rule for an immutable field. It must have a default or be required: absence is not compared."""
-    return Rule(
-        f"self.{field} == oldSelf.{field}", f"can't be changed: {why}", field=field, reason=RuleReason.FORBIDDEN
-    )
-
-
 _VALUE: Final = re.compile(r"\{([A-Za-z.]+)\}")
 
 
@@ -139,7 +132,8 @@ class Predicate:
     """A condition on a model, in CEL and in Python."""
 
     cel: str
-    evaluate: Callable[[Any], bool]
+    evaluate: Callable[[Any], bool] = lambda model: True
+    """Left out where only the API server can evaluate it, or where a field's type checks it in Python."""
 
     def __or__(self, other: Predicate) -> Predicate:
         return Predicate(f"{self.cel} || {other.cel}", lambda model: self.evaluate(model) or other.evaluate(model))
@@ -218,6 +212,14 @@ def exactly_one(first: str, second: str, *, none: str, both: str) -> tuple[Const
         Constraint("", none, given(first) | given(second), RuleReason.REQUIRED),
         Constraint("", both, absent(first) | absent(second)),
     )
+
+
+def unchangeable(field: str, why: str, *, optional: bool = False) -> Constraint:
+    """Return the constraint of an immutable field. Set ``optional`` if the field may be absent."""
+    same = f"self.{field} == oldSelf.{field}"
+    if optional:
+        same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"
+    return Constraint(field, f"can't be changed: {why}", Predicate(same), RuleReason.FORBIDDEN)
 
 
 def _prefixes(path: str) -> list[str]:

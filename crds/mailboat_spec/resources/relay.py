@@ -162,7 +162,7 @@ class Retention(Model):
 class Outbox(Model):
     """The table that applications insert events into."""
 
-    admission_only = (
+    constraints = (
         unchangeable("table", "progress is kept by it; create another OutboxRelay with subscriptions of its own"),
     )
 

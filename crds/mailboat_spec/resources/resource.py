@@ -53,10 +53,9 @@ def name_constraints(longest: int) -> tuple[Constraint, ...]:
     short = Predicate(
         f"self.metadata.name.size() <= {longest}", lambda resource: len(resource.metadata.name) <= longest
     )
-    formed = Predicate(DNS_LABEL.condition("self.metadata.name"), lambda resource: True)  # its type checks it in Python
     return (
         Constraint("metadata.name", f"is too long: at most {longest} characters", short),
-        Constraint("metadata.name", DNS_LABEL.message, formed),
+        Constraint("metadata.name", DNS_LABEL.message, Predicate(DNS_LABEL.condition("self.metadata.name"))),
     )
 
 

@@ -272,14 +272,13 @@ _DEAD_LETTER_CONSTRAINTS: Final = (
 class EventSubscriptionSpec(Model):
     """Desired state of a subscription."""
 
-    constraints = (*_SOURCE_CONSTRAINTS, *_DEAD_LETTER_CONSTRAINTS)
-    admission_only = (
-        Rule(
-            "has(self.relayRef) == has(oldSelf.relayRef) && (!has(self.relayRef) || self.relayRef == oldSelf.relayRef)",
-            "can't be changed: progress is kept in the database of that relay; create another EventSubscription "
-            "instead",
+    constraints = (
+        *_SOURCE_CONSTRAINTS,
+        *_DEAD_LETTER_CONSTRAINTS,
+        unchangeable(
             "relayRef",
-            RuleReason.FORBIDDEN,
+            "progress is kept in the database of that relay; create another EventSubscription instead",
+            optional=True,
         ),
         unchangeable(
             "start", "it has no effect on a subscription that exists; create another EventSubscription instead"
