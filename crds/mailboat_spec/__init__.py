@@ -8,7 +8,6 @@ dependency is pydantic.
 
 from mailboat_spec.documents import Manifests, read_documents
 from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_KIND
-from mailboat_spec.patterns import Pattern
 from mailboat_spec.references import Connection, SecretKeyRef
 from mailboat_spec.resources.delivery import NoHandler, OnExhausted
 from mailboat_spec.resources.relay import (
@@ -36,7 +35,7 @@ from mailboat_spec.resources.subscription import (
     State,
 )
 from mailboat_spec.resources.template import PodTemplate
-from mailboat_spec.scalars import Duration
+from mailboat_spec.scalars import Duration, Pattern
 from mailboat_spec.validation_errors import SpecError
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Scalars of manifests that are parsed from text: durations, sizes and timestamps.
+"""Scalars of manifests that are parsed from text: durations, sizes, patterns and timestamps.
 
 They are parsed once, at the edge; inner code uses seconds, bytes and ``datetime``. Durations have the notation of Go
 (``720h``, ``1m30s``, ``1.5s``). Days are unsupported on purpose: neither Go's parser nor CEL's ``duration()`` in the
@@ -8,7 +8,7 @@ CRDs accepts them. Sizes have the notation of Kubernetes quantities (``10Gi``, `
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -246,6 +246,86 @@ class Size(ParsedText):
         if isinstance(value, int) and not isinstance(value, bool):
             return cls(value)
         raise ValueError('must be a size: write it like "10Gi", "500M" or "1048576"')
+
+
+_LONGEST_PATTERN: Final = 512
+_EMPTY_PATTERN: Final = 'an empty pattern matches nothing: remove it, or write "*" to match everything'
+_CHARACTER_CLASSES: Final = "character classes ([...]) are not supported: use * and ?, or list several patterns"
+_NUL_CHARACTER: Final = "a pattern can't contain the NUL character: Postgres has no such text"
+_WILDCARDS: Final = re.compile(r"[*?]")
+_LIKE: Final = str.maketrans({"*": "%", "?": "_", "%": r"\%", "_": r"\_", "\\": r"\\"})
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern(ParsedText):
+    """A shell-style pattern: ``*`` is any run of characters, ``?`` is exactly one. Case matters; the whole must match.
+
+    Has the same meaning in Python and as a ``LIKE`` in the SQL that reads the outbox. Character classes (``[a-z]``),
+    which ``LIKE`` lacks, are therefore refused. All other characters, backslashes and dots included, are literal.
+    """
+
+    json_schema: ClassVar = {
+        "type": "string",
+        "maxLength": _LONGEST_PATTERN,
+        "pattern": r"^[^\[\x00]+$",
+        RULES: [
+            Rule("self != ''", _EMPTY_PATTERN).as_schema(),
+            Rule("!self.contains('[')", _CHARACTER_CLASSES).as_schema(),
+            Rule(r"!self.contains('\x00')", _NUL_CHARACTER).as_schema(),
+        ],
+    }
+
+    text: str
+    _compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise ValueError(_EMPTY_PATTERN)
+        if "[" in self.text:
+            raise ValueError(f'"{self.text}": {_CHARACTER_CLASSES}')
+        if "\0" in self.text:
+            raise ValueError(_NUL_CHARACTER)
+        if len(self.text) > _LONGEST_PATTERN:
+            raise ValueError(f"a pattern has at most {_LONGEST_PATTERN} characters")
+        object.__setattr__(self, "_compiled", _compile(self.text))
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether the pattern has no wildcard, so that equality (and an index) suffices."""
+        return _WILDCARDS.search(self.text) is None
+
+    def matches(self, value: str) -> bool:
+        """Return whether the whole of ``value`` matches."""
+        return self._compiled.fullmatch(value) is not None
+
+    def like(self) -> str:
+        r"""Return the equivalent SQL ``LIKE`` pattern with the default escape character, ``\``."""
+        return self.text.translate(_LIKE)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        if isinstance(value, str):
+            return cls(value)
+        raise ValueError("must be a pattern: put it in quotes")
+
+
+def _compile(text: str) -> re.Pattern[str]:
+    """Return a regular expression that can't backtrack into exponential (or even quadratic) time.
+
+    The text between two stars has a fixed length, so its first occurrence is as good as any later one. An atomic group
+    matches it without backtracking.
+    """
+    first, *rest = (
+        "".join("." if character == "?" else re.escape(character) for character in run)
+        for run in re.split(r"\*+", text)
+    )
+    if not rest:
+        return re.compile(first, re.DOTALL)
+    *middle, last = rest
+    return re.compile(first + "".join(f"(?>.*?{run})" for run in middle) + ".*" + last, re.DOTALL)
 
 
 _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from mailboat_spec.base import Model
 from mailboat_spec.formats import KAFKA_TOPIC, PUBSUB_TOPIC, Form, NonEmpty
-from mailboat_spec.patterns import Pattern
 from mailboat_spec.references import RelayRef
 from mailboat_spec.resources.delivery import Delivery
 from mailboat_spec.resources.resource import Resource
@@ -32,7 +31,7 @@ from mailboat_spec.rules import (
     unchangeable,
     unlike,
 )
-from mailboat_spec.scalars import Timestamp
+from mailboat_spec.scalars import Pattern, Timestamp
 
 
 class State(StrEnum):
