@@ -64,14 +64,12 @@ _NANOSECONDS: Final = {
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
 }
-_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_PART: Final = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION_PATTERN: Final = f"^({_PART.pattern})+$"
 _DAYS: Final = re.compile(r"([0-9]{1,6}) ?(d|w)(ays?|eeks?)?")
 _BARE: Final = re.compile(r"[0-9]{1,12}(\.[0-9]*)?")
 _LONGEST_DURATION: Final = 2**63 - 1  # nanoseconds, Go's own limit: about 292 years
 _MAX_TEXT: Final = 64
-
-_DURATION_PATTERN: Final = r"^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$"
-"""The same grammar for the CRDs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -97,14 +95,9 @@ class Duration(ParsedText):
         if days := _DAYS.fullmatch(text):
             hours = int(days[1]) * (24 if days[2] == "d" else 168)
             raise ValueError(f'days and weeks are not known as units: write "{hours}h"')
-        total, end = Fraction(0), 0
-        if len(text) <= _MAX_TEXT:
-            while part := _PART.match(text, end):
-                total += Fraction(part[1].rstrip(".")) * _NANOSECONDS[part[2]]
-                end = part.end()
-        if not text or end != len(text):
+        if len(text) > _MAX_TEXT or not re.fullmatch(_DURATION_PATTERN, text):
             raise ValueError('not a duration: write it like "720h", "1m30s" or "500ms" (units: h, m, s, ms, us, ns)')
-        return cls(int(total))
+        return cls(int(sum(Fraction(part[1].rstrip(".")) * _NANOSECONDS[part[3]] for part in _PART.finditer(text))))
 
     @classmethod
     def of_seconds(cls, seconds: float) -> Self:
@@ -195,12 +188,9 @@ def between(minimum: str, maximum: str) -> DurationBounds:
 _BINARY: Final = {suffix: 1024**power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
 _DECIMAL: Final = {suffix: 1000**power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), start=1)}
 _FACTORS: Final = {"": 1, **_BINARY, **_DECIMAL}
-_SIZE: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)([kMGTPE]|[KMGTPE]i)?")
+_SIZE_PATTERN: Final = r"^[0-9]{1,19}(\.[0-9]{1,9})?([kMGTPE]|[KMGTPE]i)?$"
 _LARGEST_SIZE: Final = 2**63 - 1
 _NO_SIZE: Final = 'not a size: write it like "10Gi", "500M" or "1048576" (no B at the end)'
-
-_SIZE_PATTERN: Final = r"^[0-9]{1,19}(\.[0-9]{1,9})?([kMGTPE]|[KMGTPE]i)?$"
-"""The same grammar for the CRDs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -224,10 +214,12 @@ class Size(ParsedText):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse Kubernetes' notation, rounding a fraction of a byte up. Raise ``ValueError`` with the remedy."""
-        match = _SIZE.fullmatch(text.strip())
+        text = text.strip()
+        match = re.fullmatch(_SIZE_PATTERN, text)
         if not match:
             raise ValueError(_NO_SIZE)
-        exact = Fraction(match[1]) * _FACTORS[match[2] or ""]
+        suffix = match[2] or ""
+        exact = Fraction(text.removesuffix(suffix)) * _FACTORS[suffix]
         return cls(-(-exact.numerator // exact.denominator))
 
     def __str__(self) -> str:
