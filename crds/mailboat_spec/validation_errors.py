@@ -74,6 +74,7 @@ _MESSAGES: Final = {
     "string_too_long": "is too long: at most {max_length} characters",
     "invalid_key": "field names must be strings: put this one in quotes",
 }
+_LONGEST_CHOICE: Final = 60
 _DEAD_LETTER_TOPIC: Final = {"deadlettertopic", "deadletterqueue", "dlq", "dlqtopic"}
 """Names by which other systems call ``spec.delivery.deadLetter.topic``, without separators."""
 _SILENT: Final = {"default_factory_not_called"}  # caused by another error, which is reported
@@ -104,7 +105,8 @@ def choice_message(given: object, allowed: tuple[str, ...]) -> str:
     if not isinstance(given, str):
         return f"{choices}, not {_kind_of(given)}"
     meant = nearest(given, allowed) if len(allowed) > 1 else None
-    return f'{choices}, not "{_shortened(given)}"' + (f"; did you mean {meant}?" if meant else "")
+    shown = given if len(given) <= _LONGEST_CHOICE else f"{given[:_LONGEST_CHOICE]}..."
+    return f'{choices}, not "{shown}"' + (f"; did you mean {meant}?" if meant else "")
 
 
 def _message(model: type[Model], path: tuple[Step, ...], detail: ErrorDetails) -> str:
@@ -179,10 +181,6 @@ def _kind_of(value: object) -> str:
 
 def _number(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _shortened(text: str, limit: int = 60) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def yaml_fields(model: type[Model]) -> dict[str, FieldInfo]:
