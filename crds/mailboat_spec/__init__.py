@@ -8,13 +8,11 @@ dependency is pydantic.
 
 from mailboat_spec.documents import Manifests, read_documents
 from mailboat_spec.names import API_VERSION, FIELD_MANAGER, RELAY_KIND
-from mailboat_spec.patterns import Pattern
 from mailboat_spec.references import Connection, SecretKeyRef
-from mailboat_spec.resources.delivery import Backoff, Delivery, NoHandler, OnExhausted
+from mailboat_spec.resources.delivery import NoHandler, OnExhausted
 from mailboat_spec.resources.relay import (
     Columns,
     ColumnsPreset,
-    Database,
     Durability,
     Notify,
     OutboxRelay,
@@ -24,38 +22,27 @@ from mailboat_spec.resources.relay import (
     RetentionPolicy,
     Runtime,
 )
-from mailboat_spec.resources.resource import Metadata, Resource, full_name
+from mailboat_spec.resources.resource import Resource, full_name
 from mailboat_spec.resources.sinks import CustomSink, KafkaSink, PubSubSink, Sink
 from mailboat_spec.resources.sources import Idempotency, IdempotencyPostgres, KafkaSource, OnUnavailable, PubSubSource
-from mailboat_spec.resources.status import (
-    Condition,
-    ConditionStatus,
-    ConditionType,
-    EventSubscriptionStatus,
-    OutboxRelayStatus,
-    Reason,
-    ResourceStatus,
-)
+from mailboat_spec.resources.status import ConditionStatus, ConditionType, Reason
 from mailboat_spec.resources.subscription import (
     EventSubscription,
     EventSubscriptionSpec,
     Filter,
     Format,
     Ordering,
-    StartFrom,
     State,
 )
-from mailboat_spec.resources.template import PodTemplate, Toleration
-from mailboat_spec.scalars import Duration, Size
-from mailboat_spec.validation_errors import Problem, SpecError
+from mailboat_spec.resources.template import PodTemplate
+from mailboat_spec.scalars import Duration, Pattern
+from mailboat_spec.validation_errors import SpecError
 
 __all__ = [
-    "API_VERSION", "FIELD_MANAGER", "RELAY_KIND", "Backoff", "Columns", "ColumnsPreset", "Condition", "ConditionStatus",
-    "ConditionType", "Connection", "CustomSink", "Database", "Delivery", "Durability", "Duration", "EventSubscription",
-    "EventSubscriptionSpec", "EventSubscriptionStatus", "Filter", "Format", "Idempotency", "IdempotencyPostgres",
-    "KafkaSink", "KafkaSource", "Manifests", "Metadata", "NoHandler", "Notify", "OnExhausted", "OnUnavailable",
-    "Ordering", "OutboxRelay", "OutboxRelaySpec", "OutboxRelayStatus", "Pattern", "PodTemplate", "Pooler", "Problem",
-    "PubSubSink", "PubSubSource", "Reason", "Resource", "ResourceStatus", "Retention", "RetentionPolicy", "Runtime",
-    "SecretKeyRef", "Sink", "Size", "SpecError", "StartFrom", "State", "Toleration", "full_name",
-    "read_documents",
+    "API_VERSION", "FIELD_MANAGER", "RELAY_KIND", "Columns", "ColumnsPreset", "ConditionStatus", "ConditionType",
+    "Connection", "CustomSink", "Durability", "Duration", "EventSubscription", "EventSubscriptionSpec", "Filter",
+    "Format", "Idempotency", "IdempotencyPostgres", "KafkaSink", "KafkaSource", "Manifests", "NoHandler", "Notify",
+    "OnExhausted", "OnUnavailable", "Ordering", "OutboxRelay", "OutboxRelaySpec", "Pattern", "PodTemplate", "Pooler",
+    "PubSubSink", "PubSubSource", "Reason", "Resource", "Retention", "RetentionPolicy", "Runtime", "SecretKeyRef",
+    "Sink", "SpecError", "State", "full_name", "read_documents",
 ]  # fmt: skip

@@ -4,8 +4,6 @@ Standalone relays use this module to divide partitions among themselves, the ope
 pure: the same partitions, workers and current owners always give the same result, in any order of the arguments.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -77,7 +75,7 @@ def balance(
 
 
 def _take_surplus(owned: list[Partition], count: int) -> list[Partition]:
-    """Remove ``count`` partitions from ``mine`` and return them, from the streams with the most partitions first."""
+    """Remove ``count`` partitions from ``owned`` and return them, from the streams with the most partitions first."""
     removed = []
     for _ in range(count):
         streams = Counter(stream for stream, _ in owned)

@@ -5,8 +5,6 @@ the CRDs. Objects are frozen, unknown fields are refused, and values never appea
 value might be a password).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
@@ -44,9 +42,7 @@ class Model(BaseModel):
     )
 
     constraints: ClassVar[tuple[Constraint, ...]] = ()
-    """Conditions on several fields, in Python and in CEL."""
-    admission_only: ClassVar[tuple[Rule, ...]] = ()
-    """Rules that only the API server can evaluate: those of immutable fields."""
+    """Conditions on several fields, and on changes of a field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -69,8 +65,8 @@ class Model(BaseModel):
 
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
-        """Yield the same checks as CEL rules, and those of the API server alone. Override to add further ones."""
-        yield from (*(each.rule() for each in cls.constraints), *cls.admission_only)
+        """Yield the same checks as CEL rules. Override to add further ones."""
+        yield from (each.rule() for each in cls.constraints)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -4,9 +4,7 @@ The reader may be older or newer than the writer, so unknown fields are ignored 
 default. Texts and lists are cut to a maximum size by both ends, because the operator keeps the last answer of each pod.
 """
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -19,15 +17,11 @@ LARGEST_REPORT: Final = 128 * 1024
 """In bytes."""
 
 
-def _cut(value: Any) -> Any:
-    return value[:_LONGEST_TEXT] if isinstance(value, str) else value
+def _cut(most: int) -> BeforeValidator:
+    return BeforeValidator(lambda value: value[:most] if isinstance(value, str | list | tuple) else value)
 
 
-def _first(value: Any) -> Any:
-    return value[:MOST_PARTITIONS] if isinstance(value, list | tuple) else value
-
-
-Text = Annotated[str, BeforeValidator(_cut)]
+Text = Annotated[str, _cut(_LONGEST_TEXT)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
@@ -56,7 +50,7 @@ class SourceHealth(_Wire):
     error: Text | None = None
     owned: Count = 0
     """Number of partitions that this process owns."""
-    partitions: Annotated[tuple[ConsumedPartition, ...], BeforeValidator(_first)] = ()
+    partitions: Annotated[tuple[ConsumedPartition, ...], _cut(MOST_PARTITIONS)] = ()
 
 
 class StoreHealth(_Wire):

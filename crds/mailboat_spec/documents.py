@@ -1,13 +1,8 @@
-"""Validation of parsed documents (YAML or JSON) into a consistent set of resources.
-
-All problems of all documents are reported together. The set is validated as a whole too: names are unique, and every
-subscription's relay exists.
+"""Validation of parsed documents (YAML or JSON) into a set of resources with unique names and existing relays.
 
 Files are valid input for ``kubectl apply``, so an application's own Deployment or Secret may appear beside Mailboat's
 resources and is ignored. A kind similar to one of Mailboat's is not ignored, but reported as a misspelling.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -35,33 +30,23 @@ class Manifests:
 
 
 class _Document(NamedTuple):
-    """One document of a Mailboat kind, and the parsed resource; None if the document is invalid."""
+    """One document of a Mailboat kind, valid or not."""
 
     source: str
     kind: str
-    body: Mapping[str, Any]
+    namespace: str
+    name: str | None
+    relay: str | None
+    """Name of the relay that a subscription refers to."""
     resource: OutboxRelay | EventSubscription | None
-
-    @property
-    def namespace(self) -> str:
-        return _text_at(self.body, "metadata", "namespace") or DEFAULT_NAMESPACE
-
-    @property
-    def name(self) -> str | None:
-        return _text_at(self.body, "metadata", "name")
-
-    @property
-    def relay(self) -> str | None:
-        """Name of the relay that a subscription refers to."""
-        return _text_at(self.body, "spec", "relayRef", "name") if self.kind == SUBSCRIPTION_KIND else None
+    """None if the document is invalid."""
 
 
 def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
     """Validate every document and the whole set; raise ``SpecError`` with all problems.
 
-    Each document has a label with its origin (``orders.yaml, document 2``). Empty documents and resources of other API
-    groups are skipped. Lists, as printed by ``kubectl get -o yaml``, are expanded. If only resources of other API
-    groups are found, that is a problem.
+    Each document has a label with its origin (``orders.yaml, document 2``). Lists, as printed by ``kubectl get -o
+    yaml``, are expanded. If only resources of other API groups are found, that is a problem.
     """
     problems: list[Problem] = []
     read: list[_Document] = []
@@ -140,7 +125,14 @@ def _read(source: str, body: object, problems: list[Problem]) -> _Document | Non
         resource = model.model_validate({**body, "apiVersion": API_VERSION}, by_alias=True, by_name=False)
     except ValidationError as error:
         problems.extend(problems_of(source, model, error))
-    return _Document(source, kind, body, resource)
+    return _Document(
+        source,
+        kind,
+        namespace=_text_at(body, "metadata", "namespace") or DEFAULT_NAMESPACE,
+        name=_text_at(body, "metadata", "name"),
+        relay=_text_at(body, "spec", "relayRef", "name") if kind == SUBSCRIPTION_KIND else None,
+        resource=resource,
+    )
 
 
 def _duplicates(read: list[_Document]) -> Iterator[Problem]:

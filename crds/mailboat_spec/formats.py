@@ -1,10 +1,7 @@
 """Strings with a required format: names of Kubernetes, Postgres, Kafka and Pub/Sub, hosts and ports.
 
-Each ``Form`` is a regular expression for the CRDs and an error message. Values are validated this early because most of
-them are used in file paths, SQL or environment variables.
+Values are validated this early because most of them are used in file paths, SQL or environment variables.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterator
@@ -29,7 +26,6 @@ class Form(ValueCheck):
     """A refused prefix (RE2, which evaluates the CRDs, has no lookahead)."""
 
     def check(self, value: str) -> str:
-        """Return the value, or raise ``ValueError`` with the message."""
         if len(value) > self.max_length:
             raise ValueError(f"is too long: at most {self.max_length} characters")
         reserved = value in self.never or (self.never_begins is not None and value.startswith(self.never_begins))
@@ -67,13 +63,11 @@ DNS_LABEL: Final = Form(
 DnsLabel = Annotated[str, DNS_LABEL]
 """Names of Mailboat resources and of namespaces: they become label values and parts of the names of children."""
 
-DnsSubdomain = Annotated[
-    str,
-    Form(
-        rf"{_LABEL}(\.{_LABEL})*",
-        "is not a valid name: use lower-case letters, digits, - and ., beginning and ending with a letter or digit",
-    ),
-]
+_DNS_SUBDOMAIN: Final = Form(
+    rf"{_LABEL}(\.{_LABEL})*",
+    "is not a valid name: use lower-case letters, digits, - and ., beginning and ending with a letter or digit",
+)
+DnsSubdomain = Annotated[str, _DNS_SUBDOMAIN]
 """Names of Secrets, ConfigMaps and service accounts."""
 
 SecretKey = Annotated[
@@ -112,51 +106,40 @@ PUBSUB_TOPIC: Final = _pubsub_name("topic")
 PubSubTopic = Annotated[str, PUBSUB_TOPIC]
 PubSubSubscription = Annotated[str, _pubsub_name("subscription")]
 
-PubSubProject = Annotated[
-    str,
-    Form(
-        r"[a-z][a-z0-9.:-]*[a-z0-9]",
-        "is not a project id: use lower-case letters, digits and -, beginning with a letter (the id, not its display "
-        "name)",
-        max_length=100,
-    ),
-]
+_PUBSUB_PROJECT: Final = Form(
+    r"[a-z][a-z0-9.:-]*[a-z0-9]",
+    "is not a project id: use lower-case letters, digits and -, beginning with a letter (the id, not its display name)",
+    max_length=100,
+)
+PubSubProject = Annotated[str, _PUBSUB_PROJECT]
 
 HostAndPort = Annotated[
     str,
     Form(_HOST_AND_PORT, 'must be host:port, without a protocol before it: write it like "kafka:9092"', max_length=280),
 ]
 
-TableName = Annotated[
-    str,
-    Form(
-        r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*",
-        'must be schema.table, like "public.outbox", in lower-case letters, digits and _',
-        max_length=117,
-    ),
-]
+_TABLE_NAME: Final = Form(
+    r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*",
+    'must be schema.table, like "public.outbox", in lower-case letters, digits and _',
+    max_length=117,
+)
+TableName = Annotated[str, _TABLE_NAME]
 
-ColumnName = Annotated[
-    str,
-    Form(
-        r'[^"\x00]+',
-        "is not a column name: 1 to 63 characters without double quotes, spelled as Postgres shows it",
-        max_length=63,
-    ),
-]
+_COLUMN_NAME: Final = Form(
+    r'[^"\x00]+',
+    "is not a column name: 1 to 63 characters without double quotes, spelled as Postgres shows it",
+    max_length=63,
+)
+ColumnName = Annotated[str, _COLUMN_NAME]
 
-EnvName = Annotated[
-    str,
-    Form(
-        r"[A-Za-z_][A-Za-z0-9_]*",
-        "is not the name of an environment variable: use letters, digits and _, not beginning with a digit",
-    ),
-]
+_ENV_NAME: Final = Form(
+    r"[A-Za-z_][A-Za-z0-9_]*",
+    "is not the name of an environment variable: use letters, digits and _, not beginning with a digit",
+)
+EnvName = Annotated[str, _ENV_NAME]
 
-EntryPointName = Annotated[
-    str,
-    Form(
-        r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?",
-        'is not the name of a sink: use the name that its package registers under "mailboat.sinks"',
-    ),
-]
+_ENTRY_POINT_NAME: Final = Form(
+    r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?",
+    'is not the name of a sink: use the name that its package registers under "mailboat.sinks"',
+)
+EntryPointName = Annotated[str, _ENTRY_POINT_NAME]

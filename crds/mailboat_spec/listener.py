@@ -5,8 +5,6 @@ that reaches the port can open one. Connections are counted from ``accept`` on, 
 One peer address gets at most half of the connections: a single client can't lock out all others.
 """
 
-from __future__ import annotations
-
 import errno
 import socket
 from typing import Any
@@ -36,10 +34,7 @@ class BoundedListener(socket.socket):
 
 
 def listen(host: str | None, port: int, *, most: int) -> BoundedListener:
-    """Listen on one address; raise ``OSError`` on failure.
-
-    ``host`` None or ``::`` is every address; without IPv6, every IPv4 address.
-    """
+    """Listen on one address, or on every one if the host is None or ``::``. Raise ``OSError`` on failure."""
     return BoundedListener(_everywhere(port) if host in (None, "::") else _at(str(host), port), most)
 
 

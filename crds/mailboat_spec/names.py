@@ -4,8 +4,6 @@ A name in this module is part of the interface with a cluster: objects that carr
 Nothing here may be renamed without a migration.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 GROUP: Final = "mailboat.dev"

@@ -5,8 +5,6 @@ Secret that the manifest refers to. This module only detects secrets; the models
 never repeat the value. Operator and relay redact their logs by the same rules.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise

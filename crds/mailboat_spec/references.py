@@ -1,8 +1,6 @@
 """References to other objects, all in the namespace of the referring object, and URLs of servers."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Final
 
 from pydantic import BeforeValidator, GetJsonSchemaHandler, field_validator
@@ -47,10 +45,6 @@ class RelayRef(Model):
     """Name of the OutboxRelay, in the namespace of this resource."""
 
 
-def _empty_is_absent(value: object) -> object:
-    return None if isinstance(value, Mapping) and not value else value
-
-
 class _NothingRequired:
     """Annotation that removes ``required`` from the CRD's schema, so that ``{}`` is valid."""
 
@@ -60,7 +54,9 @@ class _NothingRequired:
         return {"anyOf": [fields, absent]}
 
 
-OptionalSecretRef = Annotated[SecretRef | None, BeforeValidator(_empty_is_absent), _NothingRequired()]
+OptionalSecretRef = Annotated[
+    SecretRef | None, BeforeValidator(lambda value: None if value == {} else value), _NothingRequired()
+]
 """``configSecretRef: {}`` is equivalent to an absent field."""
 
 

@@ -5,8 +5,6 @@ other side. The wire format is JSON with camelCase names and seconds as numbers.
 the writer, so unknown fields are ignored and every field but the name has a default. No value is secret.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property

@@ -1,13 +1,11 @@
-"""Rules of the models, for both readers: Python checks and the CEL that the API server evaluates.
+"""Rules of the models: Python checks for ``mailboat run`` and the operator, and the same in CEL for the API server.
 
-A ``Constraint`` between the fields of one model has a field, a message and a ``Predicate``. ``mailboat run`` and the
-operator evaluate the predicate in Python. The CRD contains it as CEL, which the API server evaluates. Both report the
-same words. Checks that a constraint can't express are overrides of ``wrong_combinations`` in Python and of
-``admission_rules`` in CEL, with the same messages. Types with a stricter format than a string (durations, names of
-topics) define their own rules.
+A ``Constraint`` between the fields of one model has a field, a message and a ``Predicate`` in both languages. Checks
+that a constraint can't express override ``wrong_combinations`` (Python) and ``admission_rules`` (CEL), with the same
+messages. Types with a stricter format than a string (durations, names of topics) define their own rules.
 
 Fields are named by their path in YAML. The API server fills in defaults before it evaluates rules, so a field with a
-default can only be refused for another value. It limits the estimated cost of a rule before it accepts a CRD. Strings,
+default can only be refused for another value. It limits the estimated cost of a rule before it accepts a CRD: strings,
 lists and mappings of the models therefore have maximum lengths.
 """
 
@@ -107,13 +105,6 @@ def listed(values: Iterable[str]) -> str:
     return f"[{', '.join(map(text, sorted(values)))}]"
 
 
-def unchangeable(field: str, why: str) -> Rule:
-    """Return a rule for an immutable field. It must have a default or be required: absence is not compared."""
-    return Rule(
-        f"self.{field} == oldSelf.{field}", f"can't be changed: {why}", field=field, reason=RuleReason.FORBIDDEN
-    )
-
-
 _VALUE: Final = re.compile(r"\{([A-Za-z.]+)\}")
 
 
@@ -141,7 +132,8 @@ class Predicate:
     """A condition on a model, in CEL and in Python."""
 
     cel: str
-    evaluate: Callable[[Any], bool]
+    evaluate: Callable[[Any], bool] = lambda model: True
+    """Left out where only the API server can evaluate it, or where a field's type checks it in Python."""
 
     def __or__(self, other: Predicate) -> Predicate:
         return Predicate(f"{self.cel} || {other.cel}", lambda model: self.evaluate(model) or other.evaluate(model))
@@ -168,7 +160,6 @@ class Constraint:
         return Refusal(tuple(self.field.split(".")) if self.field else (), shown or self.message)
 
     def rule(self) -> Rule:
-        """Return the rule for the API server."""
         parts = [f"self.{part}" if index % 2 else text(part) for index, part in enumerate(_VALUE.split(self.detailed))]
         expression = " + ".join(parts) if self.detailed else ""
         return Rule(self.valid.cel, self.message, self.field, self.reason, message_expression=expression)
@@ -221,6 +212,14 @@ def exactly_one(first: str, second: str, *, none: str, both: str) -> tuple[Const
         Constraint("", none, given(first) | given(second), RuleReason.REQUIRED),
         Constraint("", both, absent(first) | absent(second)),
     )
+
+
+def unchangeable(field: str, why: str, *, optional: bool = False) -> Constraint:
+    """Return the constraint of an immutable field. Set ``optional`` if the field may be absent."""
+    same = f"self.{field} == oldSelf.{field}"
+    if optional:
+        same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"
+    return Constraint(field, f"can't be changed: {why}", Predicate(same), RuleReason.FORBIDDEN)
 
 
 def _prefixes(path: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Scalars of manifests that are parsed from text: durations, sizes and timestamps.
+"""Scalars of manifests that are parsed from text: durations, sizes, patterns and timestamps.
 
 They are parsed once, at the edge; inner code uses seconds, bytes and ``datetime``. Durations have the notation of Go
 (``720h``, ``1m30s``, ``1.5s``). Days are unsupported on purpose: neither Go's parser nor CEL's ``duration()`` in the
@@ -6,11 +6,9 @@ CRDs accepts them. Sizes have the notation of Kubernetes quantities (``10Gi``, `
 3339. A timestamp without a zone is refused: its meaning would depend on the machine.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -66,14 +64,12 @@ _NANOSECONDS: Final = {
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
 }
-_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_PART: Final = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION_PATTERN: Final = f"^({_PART.pattern})+$"
 _DAYS: Final = re.compile(r"([0-9]{1,6}) ?(d|w)(ays?|eeks?)?")
 _BARE: Final = re.compile(r"[0-9]{1,12}(\.[0-9]*)?")
 _LONGEST_DURATION: Final = 2**63 - 1  # nanoseconds, Go's own limit: about 292 years
 _MAX_TEXT: Final = 64
-
-_DURATION_PATTERN: Final = r"^(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$"
-"""The same grammar for the CRDs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,7 +86,7 @@ class Duration(ParsedText):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse Go's notation. Raise ``ValueError`` with the remedy in its message."""
+        """Parse Go's notation."""
         text = text.strip()
         if text == "0":
             return cls(0)
@@ -99,14 +95,9 @@ class Duration(ParsedText):
         if days := _DAYS.fullmatch(text):
             hours = int(days[1]) * (24 if days[2] == "d" else 168)
             raise ValueError(f'days and weeks are not known as units: write "{hours}h"')
-        total, end = Fraction(0), 0
-        if len(text) <= _MAX_TEXT:
-            while part := _PART.match(text, end):
-                total += Fraction(part[1].rstrip(".")) * _NANOSECONDS[part[2]]
-                end = part.end()
-        if not text or end != len(text):
+        if len(text) > _MAX_TEXT or not re.fullmatch(_DURATION_PATTERN, text):
             raise ValueError('not a duration: write it like "720h", "1m30s" or "500ms" (units: h, m, s, ms, us, ns)')
-        return cls(int(total))
+        return cls(int(sum(Fraction(part[1].rstrip(".")) * _NANOSECONDS[part[3]] for part in _PART.finditer(text))))
 
     @classmethod
     def of_seconds(cls, seconds: float) -> Self:
@@ -115,7 +106,6 @@ class Duration(ParsedText):
 
     @property
     def seconds(self) -> float:
-        """The duration in seconds."""
         return self.nanoseconds / 1_000_000_000
 
     def __str__(self) -> str:
@@ -156,7 +146,6 @@ class DurationBounds(ValueCheck):
     maximum: Duration
 
     def check(self, value: Duration) -> Duration:
-        """Return the value, or raise ``ValueError`` if it is out of bounds."""
         if not self.minimum <= value <= self.maximum:
             raise ValueError(f"must be between {self.minimum} and {self.maximum}, not {value}")
         return value
@@ -199,12 +188,9 @@ def between(minimum: str, maximum: str) -> DurationBounds:
 _BINARY: Final = {suffix: 1024**power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
 _DECIMAL: Final = {suffix: 1000**power for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), start=1)}
 _FACTORS: Final = {"": 1, **_BINARY, **_DECIMAL}
-_SIZE: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)([kMGTPE]|[KMGTPE]i)?")
+_SIZE_PATTERN: Final = r"^[0-9]{1,19}(\.[0-9]{1,9})?([kMGTPE]|[KMGTPE]i)?$"
 _LARGEST_SIZE: Final = 2**63 - 1
 _NO_SIZE: Final = 'not a size: write it like "10Gi", "500M" or "1048576" (no B at the end)'
-
-_SIZE_PATTERN: Final = r"^[0-9]{1,19}(\.[0-9]{1,9})?([kMGTPE]|[KMGTPE]i)?$"
-"""The same grammar for the CRDs."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -228,10 +214,12 @@ class Size(ParsedText):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse Kubernetes' notation, rounding a fraction of a byte up. Raise ``ValueError`` with the remedy."""
-        match = _SIZE.fullmatch(text.strip())
+        text = text.strip()
+        match = re.fullmatch(_SIZE_PATTERN, text)
         if not match:
             raise ValueError(_NO_SIZE)
-        exact = Fraction(match[1]) * _FACTORS[match[2] or ""]
+        suffix = match[2] or ""
+        exact = Fraction(text.removesuffix(suffix)) * _FACTORS[suffix]
         return cls(-(-exact.numerator // exact.denominator))
 
     def __str__(self) -> str:
@@ -250,6 +238,86 @@ class Size(ParsedText):
         if isinstance(value, int) and not isinstance(value, bool):
             return cls(value)
         raise ValueError('must be a size: write it like "10Gi", "500M" or "1048576"')
+
+
+_LONGEST_PATTERN: Final = 512
+_EMPTY_PATTERN: Final = 'an empty pattern matches nothing: remove it, or write "*" to match everything'
+_CHARACTER_CLASSES: Final = "character classes ([...]) are not supported: use * and ?, or list several patterns"
+_NUL_CHARACTER: Final = "a pattern can't contain the NUL character: Postgres has no such text"
+_WILDCARDS: Final = re.compile(r"[*?]")
+_LIKE: Final = str.maketrans({"*": "%", "?": "_", "%": r"\%", "_": r"\_", "\\": r"\\"})
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern(ParsedText):
+    """A shell-style pattern: ``*`` is any run of characters, ``?`` is exactly one. Case matters; the whole must match.
+
+    Has the same meaning in Python and as a ``LIKE`` in the SQL that reads the outbox. Character classes (``[a-z]``),
+    which ``LIKE`` lacks, are therefore refused. All other characters, backslashes and dots included, are literal.
+    """
+
+    json_schema: ClassVar = {
+        "type": "string",
+        "maxLength": _LONGEST_PATTERN,
+        "pattern": r"^[^\[\x00]+$",
+        RULES: [
+            Rule("self != ''", _EMPTY_PATTERN).as_schema(),
+            Rule("!self.contains('[')", _CHARACTER_CLASSES).as_schema(),
+            Rule(r"!self.contains('\x00')", _NUL_CHARACTER).as_schema(),
+        ],
+    }
+
+    text: str
+    _compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise ValueError(_EMPTY_PATTERN)
+        if "[" in self.text:
+            raise ValueError(f'"{self.text}": {_CHARACTER_CLASSES}')
+        if "\0" in self.text:
+            raise ValueError(_NUL_CHARACTER)
+        if len(self.text) > _LONGEST_PATTERN:
+            raise ValueError(f"a pattern has at most {_LONGEST_PATTERN} characters")
+        object.__setattr__(self, "_compiled", _compile(self.text))
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether the pattern has no wildcard, so that equality (and an index) suffices."""
+        return _WILDCARDS.search(self.text) is None
+
+    def matches(self, value: str) -> bool:
+        """Return whether the whole of ``value`` matches."""
+        return self._compiled.fullmatch(value) is not None
+
+    def like(self) -> str:
+        r"""Return the equivalent SQL ``LIKE`` pattern with the default escape character, ``\``."""
+        return self.text.translate(_LIKE)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def read(cls, value: object) -> Self:
+        if isinstance(value, str):
+            return cls(value)
+        raise ValueError("must be a pattern: put it in quotes")
+
+
+def _compile(text: str) -> re.Pattern[str]:
+    """Return a regular expression that can't backtrack into exponential (or even quadratic) time.
+
+    The text between two stars has a fixed length, so its first occurrence is as good as any later one. An atomic group
+    matches it without backtracking.
+    """
+    first, *rest = (
+        "".join("." if character == "?" else re.escape(character) for character in run)
+        for run in re.split(r"\*+", text)
+    )
+    if not rest:
+        return re.compile(first, re.DOTALL)
+    *middle, last = rest
+    return re.compile(first + "".join(f"(?>.*?{run})" for run in middle) + ".*" + last, re.DOTALL)
 
 
 _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")

@@ -1,22 +1,15 @@
 """Stop of a running process by SIGTERM or SIGINT, for the relay and the operator."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
 import signal
 import sys
-from typing import Any, Final
-
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+from typing import Any
 
 
 def stop_on_signals(stop: asyncio.Event, log: logging.Logger, **fields: Any) -> None:
-    """Set ``stop`` at the first signal. Exit at the second one, with 128 + its number.
-
-    ``fields`` are added to the log lines.
-    """
+    """Set ``stop`` at the first signal. Exit at the second one, with 128 + its number. Log both with ``fields``."""
     loop = asyncio.get_running_loop()
 
     def received(number: signal.Signals) -> None:
@@ -27,5 +20,5 @@ def stop_on_signals(stop: asyncio.Event, log: logging.Logger, **fields: Any) -> 
         log.info("Stopping; a second signal exits at once", extra={"signal": number.name, **fields})
         stop.set()
 
-    for number in STOP_SIGNALS:
+    for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, received, number)

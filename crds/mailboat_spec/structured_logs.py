@@ -5,8 +5,6 @@ and private keys are redacted in messages, fields and tracebacks by the formatte
 Lines go to standard error: standard output belongs to the log sink.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

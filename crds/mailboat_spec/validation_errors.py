@@ -4,8 +4,6 @@ No message repeats a value, unless the value can't be a secret (the name of a ch
 ("did you mean ...", "it belongs in ...") come from a lookup of fields and types in the models by YAML path.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,6 +59,22 @@ _EXPECTED: Final = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
+_NAMES_OF_TYPES: Final = (
+    (NoneType, "empty"),
+    (bool, "a boolean (YAML reads a bare yes, no, on or off as one)"),  # before int, its base
+    (int | float, "a number"),
+    (str, "a string"),
+    (Mapping, "a mapping"),
+    (list | tuple, "a list"),
+    (date, "a date"),
+)
+_MESSAGES: Final = {
+    "finite_number": "must be a finite number",
+    "too_long": "takes at most {max_length} items",
+    "string_too_long": "is too long: at most {max_length} characters",
+    "invalid_key": "field names must be strings: put this one in quotes",
+}
+_LONGEST_CHOICE: Final = 60
 _DEAD_LETTER_TOPIC: Final = {"deadlettertopic", "deadletterqueue", "dlq", "dlqtopic"}
 """Names by which other systems call ``spec.delivery.deadLetter.topic``, without separators."""
 _SILENT: Final = {"default_factory_not_called"}  # caused by another error, which is reported
@@ -91,7 +105,8 @@ def choice_message(given: object, allowed: tuple[str, ...]) -> str:
     if not isinstance(given, str):
         return f"{choices}, not {_kind_of(given)}"
     meant = nearest(given, allowed) if len(allowed) > 1 else None
-    return f'{choices}, not "{_shortened(given)}"' + (f"; did you mean {meant}?" if meant else "")
+    shown = given if len(given) <= _LONGEST_CHOICE else f"{given[:_LONGEST_CHOICE]}..."
+    return f'{choices}, not "{shown}"' + (f"; did you mean {meant}?" if meant else "")
 
 
 def _message(model: type[Model], path: tuple[Step, ...], detail: ErrorDetails) -> str:
@@ -111,16 +126,10 @@ def _message(model: type[Model], path: tuple[Step, ...], detail: ErrorDetails) -
             return f"must be at least {_number(context['ge'])}, not {_number(given)}"
         case "less_than_equal":
             return f"must be at most {_number(context['le'])}, not {_number(given)}"
-        case "finite_number":
-            return "must be a finite number"
         case "too_short":
             return f"needs at least {context['min_length']} item{'s' if context['min_length'] > 1 else ''}"
-        case "too_long":
-            return f"takes at most {context['max_length']} items"
-        case "string_too_long":
-            return f"is too long: at most {context['max_length']} characters"
-        case "invalid_key":
-            return "field names must be strings: put this one in quotes"
+        case kind if kind in _MESSAGES:
+            return _MESSAGES[kind].format(**context)
         case kind if kind in _EXPECTED:
             return _wrong_type(_EXPECTED[kind], given) + _form(model_at(model, path))
         case _:
@@ -133,10 +142,8 @@ def _unknown_field(model: type[Model], path: tuple[Step, ...]) -> str:
     if parent_model is None:
         return "unknown field"
     fields = yaml_fields(parent_model)
-    if (
-        _plain(str(name)) in _DEAD_LETTER_TOPIC
-        and field_at(model, ("spec", "delivery", "deadLetter", "topic")) is not None
-    ):
+    has_topic = field_at(model, ("spec", "delivery", "deadLetter", "topic")) is not None
+    if has_topic and _plain(str(name)) in _DEAD_LETTER_TOPIC:
         return "unknown field: the topic for dead letters is spec.delivery.deadLetter.topic"
     if meant := nearest(str(name), fields):
         return f"unknown field, did you mean {meant}?"
@@ -168,31 +175,12 @@ def _wrong_type(expected: str, given: object) -> str:
 
 
 def _kind_of(value: object) -> str:
-    match value:
-        case None:
-            return "empty"
-        case bool():
-            return "a boolean (YAML reads a bare yes, no, on or off as one)"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case Mapping():
-            return "a mapping"
-        case list() | tuple():
-            return "a list"
-        case date():
-            return "a date"
-        case _:
-            return f"a {type(value).__name__}"
+    named = (name for type_, name in _NAMES_OF_TYPES if isinstance(value, type_))
+    return next(named, f"a {type(value).__name__}")
 
 
 def _number(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _shortened(text: str, limit: int = 60) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def yaml_fields(model: type[Model]) -> dict[str, FieldInfo]:
@@ -216,7 +204,6 @@ def type_at(root: type[Model], path: Sequence[Step]) -> Any:
 
 
 def field_at(root: type[Model], path: Sequence[Step]) -> FieldInfo | None:
-    """Return the field at a path, or None."""
     if not path or not _is_model(model := type_at(root, path[:-1])):
         return None
     return yaml_fields(model).get(str(path[-1]))

@@ -5,8 +5,6 @@ JSON of a few thousand subscriptions is longer. Readers detect gzip by its magic
 limit: a few kilobytes of gzip can expand to gigabytes.
 """
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from typing import Final

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mailboat_devservers.kubernetes import ApiServer
-from mailboat_spec import EventSubscriptionStatus, OutboxRelayStatus, ResourceStatus
+from mailboat_spec.resources.status import EventSubscriptionStatus, OutboxRelayStatus, ResourceStatus
 
 MANIFESTS = """
 apiVersion: mailboat.dev/v1alpha1

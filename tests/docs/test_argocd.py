@@ -9,8 +9,9 @@ import pytest
 import yaml
 from lupa import lua51  # type: ignore[import-untyped]
 
-from mailboat_spec import Condition, ConditionStatus, ConditionType, Reason, ResourceStatus
+from mailboat_spec import ConditionStatus, ConditionType, Reason
 from mailboat_spec.names import GROUP, RELAY_KIND, SUBSCRIPTION_KIND
+from mailboat_spec.resources.status import Condition, ResourceStatus
 
 FILE = Path(__file__).parents[2] / "examples" / "argocd" / "argocd-cm.yaml"
 SCRIPTS: dict[str, str] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["data"]

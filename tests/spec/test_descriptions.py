@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 import mailboat_spec
 from mailboat_spec import ConditionType, Duration, EventSubscription, OutboxRelay, Reason
 from mailboat_spec.base import Model, one_line
+from mailboat_spec.resources.template import Toleration
 from mailboat_spec.validation_errors import field_at, model_at, nearest, paths_to, spelled
 
 
@@ -74,7 +75,7 @@ def test_fields_are_found_by_their_path() -> None:
     assert field_at(EventSubscription, ("spec", "nowhere", "initial")) is None
     assert field_at(EventSubscription, ()) is None
     toleration = model_at(OutboxRelay, ("spec", "template", "tolerations", 0))
-    assert toleration is mailboat_spec.Toleration
+    assert toleration is Toleration
     assert model_at(OutboxRelay, ("spec", "template", "labels", "a")) is None
     assert list(paths_to(EventSubscription, "batch-size")) == [("spec", "delivery", "batchSize")]
 

@@ -13,23 +13,21 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mailboat_spec import (
-    Backoff,
-    Condition,
     ConditionStatus,
     ConditionType,
-    Database,
-    Delivery,
     Duration,
-    EventSubscriptionStatus,
     Filter,
     Manifests,
-    Metadata,
     OutboxRelay,
     OutboxRelaySpec,
     Pattern,
     Reason,
     read_documents,
 )
+from mailboat_spec.resources.delivery import Backoff, Delivery
+from mailboat_spec.resources.relay import Database
+from mailboat_spec.resources.resource import Metadata
+from mailboat_spec.resources.status import Condition, EventSubscriptionStatus
 
 Fields = dict[str, Any]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat_spec import Size
+from mailboat_spec.scalars import Size
 
 
 @pytest.mark.parametrize(

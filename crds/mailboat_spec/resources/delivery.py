@@ -1,7 +1,5 @@
 """Delivery policy of a subscription: batches, attempts, backoff and dead letters."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated
 

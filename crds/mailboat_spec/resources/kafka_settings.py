@@ -6,8 +6,6 @@ code into it (``plugin.library.paths``), to read its files (settings that end in
 order and delivery (``acks``, ``enable.idempotence``). Certificates and keys are given as PEM instead of as files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

@@ -1,7 +1,5 @@
 """OutboxRelay: one outbox, and the relays that serve it."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
 
@@ -164,7 +162,7 @@ class Retention(Model):
 class Outbox(Model):
     """The table that applications insert events into."""
 
-    admission_only = (
+    constraints = (
         unchangeable("table", "progress is kept by it; create another OutboxRelay with subscriptions of its own"),
     )
 

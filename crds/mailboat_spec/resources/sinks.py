@@ -4,8 +4,6 @@ Settings of a vendor's client are passed on unchanged (``config``). Manifests ne
 reference to a Secret instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -14,30 +12,23 @@ from pydantic import Field
 from pydantic.json_schema import JsonSchemaValue
 
 from mailboat_spec.base import Model
-from mailboat_spec.formats import (
-    EntryPointName,
-    HostAndPort,
-    KafkaTopic,
-    NonEmpty,
-    PubSubProject,
-    PubSubTopic,
-)
+from mailboat_spec.formats import EntryPointName, HostAndPort, KafkaTopic, NonEmpty, PubSubProject, PubSubTopic
 from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, secret_names
 from mailboat_spec.references import OptionalSecretRef, SecretKeyRef, UsesSecrets
 from mailboat_spec.resources import kafka_settings
 from mailboat_spec.rules import AS_SET, FREE_FORM, Refusal, Refused, Rule, RuleReason, ValueCheck, listed, text
 
+_IS_SECRET: Final = (
+    "is a secret and must not be written here: put it in a Secret and refer to it by configSecretRef: {name: ...}"
+)
 
-@dataclass(frozen=True)
+
 class WithoutSecrets(ValueCheck):
-    """Annotation for a mapping of settings without secrets; ``remedy`` names the field for secrets."""
-
-    remedy: str
+    """Annotation for a mapping of settings without secrets."""
 
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the settings, or raise ``Refused`` with each setting that is a secret."""
         if secrets := tuple(secret_names(settings)):
-            raise Refused(*(Refusal((name,), self._message()) for name in secrets))
+            raise Refused(*(Refusal((name,), _IS_SECRET) for name in secrets))
         return settings
 
     def limits(self) -> JsonSchemaValue:
@@ -45,10 +36,7 @@ class WithoutSecrets(ValueCheck):
 
     def rules(self) -> Iterator[Rule]:
         is_secret = f"name.matches({text(SECRET_NAME)}) && !name.matches({text(NOT_THE_SECRET_ITSELF)})"
-        yield _of_names(f"!self.exists(name, {is_secret})", is_secret, self._message())
-
-    def _message(self) -> str:
-        return f"is a secret and must not be written here: put it in a Secret and refer to it by {self.remedy}"
+        yield _of_names(f"!self.exists(name, {is_secret})", is_secret, _IS_SECRET)
 
 
 @dataclass(frozen=True)
@@ -58,7 +46,6 @@ class KafkaSettings(WithoutSecrets):
     allowed: frozenset[str] = kafka_settings.ALLOWED
 
     def check(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the settings, or raise ``Refused`` with each setting that is not allowed."""
         super().check(settings)
         reasons = {name: kafka_settings.refusal_reason(name, self.allowed) for name in settings}
         if refusals := [Refusal((name,), reason) for name, reason in reasons.items() if reason]:
@@ -96,7 +83,7 @@ class KafkaSink(KafkaServers):
 
     topic: KafkaTopic
     """Topic that events are produced to."""
-    config: Annotated[Mapping[str, str], KafkaSettings("configSecretRef: {name: ...}")] = Field(default_factory=dict)
+    config: Annotated[Mapping[str, str], KafkaSettings()] = Field(default_factory=dict)
     """Settings of librdkafka, each value in quotes, for example security.protocol: SASL_SSL. Those that run commands,
     read files or weaken guarantees are refused. Secrets go into configSecretRef. Default: none."""
 
@@ -133,9 +120,7 @@ class CustomSink(UsesSecrets):
 
     type: EntryPointName
     """Name that the sink's package registers under "mailboat.sinks"."""
-    config: Annotated[Mapping[str, Any], WithoutSecrets("configSecretRef: {name: ...}")] = Field(
-        default_factory=dict, json_schema_extra=FREE_FORM
-    )
+    config: Annotated[Mapping[str, Any], WithoutSecrets()] = Field(default_factory=dict, json_schema_extra=FREE_FORM)
     """Whatever that sink takes. Secrets go into configSecretRef. Default: none."""
     config_secret_ref: OptionalSecretRef = None
     """Secret whose content is handed to the sink. Default: none."""
@@ -202,6 +187,5 @@ class Sink(Model):
 
     @property
     def chosen(self) -> AnySink:
-        """The chosen sink."""
         chosen: AnySink = getattr(self, self.kind)
         return chosen

@@ -1,10 +1,4 @@
-"""Sources: brokers that a subscription reads instead of an outbox, and the store that remembers handled events.
-
-``Source`` contains exactly one broker. ``Idempotency`` contains exactly one store, which consumers of a broker use to
-recognise redelivered events.
-"""
-
-from __future__ import annotations
+"""Sources: brokers that a subscription reads instead of an outbox, and the store that recognises redelivered events."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -15,7 +9,7 @@ from pydantic import Field
 from mailboat_spec.base import Model
 from mailboat_spec.formats import KafkaGroup, KafkaTopic, PubSubSubscription, RedisPrefix
 from mailboat_spec.references import Connection, SecretKeyRef
-from mailboat_spec.resources import kafka_settings
+from mailboat_spec.resources.kafka_settings import SOURCE_ALLOWED
 from mailboat_spec.resources.sinks import KafkaServers, KafkaSettings, PubSubService
 from mailboat_spec.rules import exactly_one
 from mailboat_spec.scalars import Duration, between
@@ -39,17 +33,10 @@ class KafkaSource(KafkaServers):
     """Consumer group, which stores the progress. Default: none, which means NAMESPACE.NAME of this subscription."""
     group_protocol: GroupProtocol = GroupProtocol.CLASSIC
     """Classic (every broker) or Consumer (KIP-848, Apache Kafka 4.0 and later). Default: Classic."""
-    config: Annotated[
-        Mapping[str, str], KafkaSettings("configSecretRef: {name: ...}", kafka_settings.SOURCE_ALLOWED)
-    ] = Field(default_factory=dict)
+    config: Annotated[Mapping[str, str], KafkaSettings(SOURCE_ALLOWED)] = Field(default_factory=dict)
     """Settings of librdkafka for the consumer and for the producer of dead letters, each value in quotes, for example
     security.protocol: SASL_SSL. Those that run commands, read files or weaken guarantees are refused. Secrets go into
     configSecretRef. Default: none."""
-
-    @property
-    def stream(self) -> str:
-        """Name of what is read, for status and for names of dead-letter topics."""
-        return self.topic
 
 
 class PubSubSource(PubSubService):
@@ -57,11 +44,6 @@ class PubSubSource(PubSubService):
 
     subscription: PubSubSubscription
     """Pub/Sub subscription that events are pulled from, without projects/.../subscriptions/."""
-
-    @property
-    def stream(self) -> str:
-        """Name of what is read, for status and for names of dead-letter topics."""
-        return self.subscription
 
 
 class Source(Model):
@@ -88,10 +70,15 @@ class Source(Model):
 
     @property
     def chosen(self) -> KafkaSource | PubSubSource:
-        """The chosen source."""
         chosen = self.kafka or self.pubsub
         assert chosen is not None, "validated"
         return chosen
+
+    @property
+    def stream(self) -> str:
+        """Name of what is read, for status and for names of dead-letter topics."""
+        chosen = self.chosen
+        return chosen.topic if isinstance(chosen, KafkaSource) else chosen.subscription
 
 
 class OnUnavailable(StrEnum):
@@ -148,10 +135,3 @@ class Idempotency(Model):
     on_unavailable: OnUnavailable = OnUnavailable.WAIT
     """What happens while the store can't be reached: Wait (nothing is handled, no attempt is counted) or Handle
     (without detection of duplicates). Default: Wait."""
-
-    @property
-    def chosen(self) -> IdempotencyRedis | IdempotencyPostgres:
-        """The chosen store."""
-        chosen = self.redis or self.postgres
-        assert chosen is not None, "validated"
-        return chosen

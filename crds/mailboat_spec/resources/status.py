@@ -2,13 +2,8 @@
 
 A condition's type is a question (`is the sink reachable?`) and its status the answer. The reason is the answer for
 programs, the message the answer for people, with the next step. Types and reasons are an interface: alerts and scripts
-match them.
-
-A status is parsed leniently: the output of ``kubectl get -o yaml`` contains a status, perhaps of a newer version, which
-must not keep a relay from starting.
+match them. A status is parsed leniently: one of a newer version must not keep a relay from starting.
 """
-
-from __future__ import annotations
 
 from enum import StrEnum
 
@@ -59,8 +54,7 @@ class ConditionType(StrEnum):
     RETENTION_BLOCKED = "RetentionBlocked"
     """True while old events are kept only because a subscription has not delivered them. The message names it."""
     SNAPSHOT_HELD = "SnapshotHeld"
-    """True while a snapshot older than 15 minutes keeps Postgres from removing old versions of rows. The message names
-    its holder."""
+    """True while a snapshot older than 15 minutes keeps old versions of rows. The message names its holder."""
     KEYS_BLOCKED = "KeysBlocked"
     """True while keys are blocked because an event used up its attempts and ``onExhausted`` is ``Block``."""
     SIDECARS_INJECTED = "SidecarsInjected"
@@ -110,8 +104,7 @@ class Reason(StrEnum):
     """The destination has not answered yet, and no attempt to reach it has failed."""
 
     FORBIDDEN = "Forbidden"
-    """The API server refused a request of the operator: a quota, a policy, a missing permission. The message has the
-    cause; the operator retries."""
+    """The API server refused a request of the operator (quota, policy, missing permission). The operator retries."""
 
     DATABASE_UNREACHABLE = "DatabaseUnreachable"
     """No session on the database, because of the network, the password or the server."""
@@ -188,10 +181,6 @@ class ResourceStatus(StatusModel):
     """Generation of the resource that this status describes. Default: 0, nothing seen yet."""
     conditions: tuple[Condition, ...] = Field(default=(), json_schema_extra=keyed_by("type"))
     """Conditions, at most one of each type. Default: none."""
-
-    def condition(self, type_: str) -> Condition | None:
-        """Return the condition of this type, or None."""
-        return next((condition for condition in self.conditions if condition.type == type_), None)
 
 
 class OutboxRelayStatus(ResourceStatus):

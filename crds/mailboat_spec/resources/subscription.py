@@ -1,7 +1,5 @@
 """EventSubscription: one stream of events, with its own source, filter, sink, policy and progress."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final, Literal
@@ -9,28 +7,31 @@ from typing import Final, Literal
 from pydantic import Field
 
 from mailboat_spec.base import Model
-from mailboat_spec.formats import NonEmpty
-from mailboat_spec.patterns import Pattern
+from mailboat_spec.formats import KAFKA_TOPIC, PUBSUB_TOPIC, Form, NonEmpty
 from mailboat_spec.references import RelayRef
 from mailboat_spec.resources.delivery import Delivery
 from mailboat_spec.resources.resource import Resource
 from mailboat_spec.resources.sinks import Sink
 from mailboat_spec.resources.sources import Idempotency, Source
 from mailboat_spec.resources.status import EventSubscriptionStatus
-from mailboat_spec.resources.subscription_constraints import DEAD_LETTER_CONSTRAINTS, SOURCE_CONSTRAINTS
 from mailboat_spec.rules import (
     AS_SET,
     Constraint,
+    Predicate,
     Refusal,
     Rule,
     RuleReason,
     absent,
     differs,
+    empty,
     equals,
+    exactly_one,
     given,
+    read,
     unchangeable,
+    unlike,
 )
-from mailboat_spec.scalars import Timestamp
+from mailboat_spec.scalars import Pattern, Timestamp
 
 
 class State(StrEnum):
@@ -158,17 +159,125 @@ class ConsumerRuntime(StrEnum):
     """In the application, with the Python kit. The operator only reads its status."""
 
 
+# Constraints of the spec: which fields need or exclude a source, and what dead letters need.
+_OUTBOX_ONLY: Final = "is for relayRef only, not for source: remove it"
+_SOURCE_ONLY: Final = "is for source only, not for relayRef: remove it"
+_OUTBOX: Final = absent("source")
+_SOURCE: Final = given("source")
+
+_SOURCE_CONSTRAINTS: Final = (
+    *exactly_one(
+        "relayRef",
+        "source",
+        none="needs relayRef: {name: ...} to read an outbox, or source: {kafka: {...}} to read a broker",
+        both="has both relayRef and source: remove one of them",
+    ),
+    Constraint(
+        "sink",
+        "must be pull: {} with source: the handlers of the application take the events",
+        _OUTBOX | given("sink.pull"),
+    ),
+    *(
+        Constraint(field, _SOURCE_ONLY, _SOURCE | absent(field))
+        for field in ("runtime", "concurrency", "idempotency", "delivery.deadLetter.stopAt")
+    ),
+    Constraint(
+        "partitions",
+        "is for relayRef only, the broker has partitions of its own: remove it",
+        _OUTBOX | equals("partitions", 8),
+    ),
+    Constraint("ordering", "must be Key with source: remove it", _OUTBOX | equals("ordering", "Key")),
+    Constraint(
+        "start.from",
+        "must be Earliest or Latest with a Kafka source",
+        absent("source.kafka") | equals("start.from", "Earliest") | equals("start.from", "Latest"),
+    ),
+    Constraint(
+        "start.from",
+        "is for relayRef and Kafka only: a Pub/Sub subscription has a start of its own, see its seek command",
+        absent("source.pubsub") | equals("start.from", "Earliest"),
+    ),
+    Constraint(
+        "filter.tags",
+        "is for relayRef only: messages of a broker have no tags",
+        _OUTBOX | empty("filter.tags.allOf") & empty("filter.tags.anyOf") & empty("filter.tags.noneOf"),
+    ),
+    Constraint(
+        "format",
+        "is for relayRef only: consumers recognise the format of each message",
+        _OUTBOX | equals("format", "CloudEvents"),
+    ),
+    Constraint("delivery.batchSize", _OUTBOX_ONLY, _OUTBOX | absent("delivery.batchSize")),
+    Constraint("delivery.groupBy", _OUTBOX_ONLY, _OUTBOX | empty("delivery.groupBy")),
+    Constraint(
+        "delivery.groupBy", "is for sink: {pull: {}} only: remove it", empty("delivery.groupBy") | given("sink.pull")
+    ),
+    Constraint(
+        "sink.pull.emitDeadLetters",
+        "is for relayRef only, consumers of a broker have delivery.deadLetter: remove it",
+        _OUTBOX | absent("sink.pull") | equals("sink.pull.emitDeadLetters", False),
+    ),
+    Constraint(
+        "delivery.onExhausted",
+        "must be DeadLetter with source: consumers do not block keys",
+        _OUTBOX | equals("delivery.onExhausted", "DeadLetter"),
+    ),
+)
+
+_DEAD_LETTER: Final = "delivery.deadLetter"
+_TOPIC: Final = f"{_DEAD_LETTER}.topic"
+
+
+def _topic_has(form: Form) -> Predicate:
+    def evaluate(spec: object) -> bool:
+        try:
+            form.check(read(spec, _TOPIC))
+        except ValueError:
+            return False
+        return True
+
+    return Predicate(f"self.{_TOPIC}.size() <= {form.max_length} && {form.condition(f'self.{_TOPIC}')}", evaluate)
+
+
+_DEAD_LETTER_CONSTRAINTS: Final = (
+    Constraint(
+        _TOPIC,
+        "is required with relayRef: write the topic for dead letters",
+        _SOURCE | absent(_DEAD_LETTER) | given(_TOPIC),
+        RuleReason.REQUIRED,
+    ),
+    Constraint(
+        _DEAD_LETTER,
+        "a sink of kind pull has no topics: remove it (dead letters are kept in mailboat.dead_letters)",
+        _SOURCE | absent("sink.pull") | absent(_DEAD_LETTER),
+    ),
+    *(
+        Constraint(
+            _TOPIC,
+            "is the topic of the sink or source itself: dead letters need another one",
+            absent(own.rpartition(".")[0]) | absent(_TOPIC) | unlike(_TOPIC, own),
+        )
+        for own in ("sink.kafka.topic", "sink.pubsub.topic", "source.kafka.topic")
+    ),
+    *(
+        Constraint(
+            _TOPIC, form.message, absent(f"sink.{kind}") & absent(f"source.{kind}") | absent(_TOPIC) | _topic_has(form)
+        )
+        for kind, form in (("kafka", KAFKA_TOPIC), ("pubsub", PUBSUB_TOPIC))
+    ),
+)
+
+
 class EventSubscriptionSpec(Model):
     """Desired state of a subscription."""
 
-    constraints = (*SOURCE_CONSTRAINTS, *DEAD_LETTER_CONSTRAINTS)
-    admission_only = (
-        Rule(
-            "has(self.relayRef) == has(oldSelf.relayRef) && (!has(self.relayRef) || self.relayRef == oldSelf.relayRef)",
-            "can't be changed: progress is kept in the database of that relay; create another EventSubscription "
-            "instead",
+    constraints = (
+        *_SOURCE_CONSTRAINTS,
+        *_DEAD_LETTER_CONSTRAINTS,
+        unchangeable(
             "relayRef",
-            RuleReason.FORBIDDEN,
+            "progress is kept in the database of that relay; create another EventSubscription instead",
+            optional=True,
         ),
         unchangeable(
             "start", "it has no effect on a subscription that exists; create another EventSubscription instead"
@@ -233,7 +342,7 @@ class EventSubscriptionSpec(Model):
     def source_name(self) -> str:
         """Kind and name of what is read: ``outbox/orders``, ``kafka/orders``, ``pubsub/orders-billing``."""
         if self.source is not None:
-            return f"{self.source.kind}/{self.source.chosen.stream}"
+            return f"{self.source.kind}/{self.source.stream}"
         return f"outbox/{self.relay}"
 
 
@@ -259,4 +368,4 @@ class EventSubscription(Resource):
         given = self.spec.delivery.dead_letter.topic if self.spec.delivery.dead_letter is not None else None
         if given is not None or self.spec.source is None:
             return given
-        return f"{self.spec.source.chosen.stream}.{self.metadata.name}.dead"
+        return f"{self.spec.source.stream}.{self.metadata.name}.dead"

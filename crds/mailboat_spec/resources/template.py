@@ -1,7 +1,5 @@
 """Additions to the pods of a relay. Used by the operator; ignored outside Kubernetes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final
