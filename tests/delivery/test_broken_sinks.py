@@ -12,7 +12,7 @@ import pytest
 
 from mailboat.delivery.backoff import RetryPolicy
 from mailboat.delivery.publish import SLACK
-from mailboat.delivery.sink_health import STILL_EVERY
+from mailboat.delivery.stream import STILL_EVERY
 from mailboat.delivery.worker_counters import Totals, WorkerCounters
 from mailboat.errors import EventRefused
 from mailboat.model import Message
@@ -100,7 +100,7 @@ async def test_a_sink_that_raises_counts_as_unavailable_and_is_logged_once(
     assert fleet.arrived("shop/broken") == events
     assert {attempt_number(message) for message in broken.arrived} == {1}, "G4"
     assert status_of(fleet, relay) == (True, ""), "a success clears the error"
-    story = [record.message.partition(":")[0] for record in caplog.records if record.name.endswith("sink_health")]
+    story = [record.message.partition(":")[0] for record in caplog.records if record.name.endswith("stream")]
     assert story == ["Sink unavailable", "Sink still unavailable", "Sink reachable again"]
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from mailboat.delivery.checkpoints import Checkpoint
+from mailboat.delivery.stream import Checkpoint
 from mailboat.model import Message
 from mailboat.sinks.protocol import Failures
 from mailboat.store.outbox_store import CursorKey

@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from mailboat.delivery.checkpoints import Checkpoint
+from mailboat.delivery.stream import Checkpoint
 from mailboat.model import OutboxEvent
 from mailboat.sinks.protocol import Traits
 from mailboat.store.settings import ReadLimits

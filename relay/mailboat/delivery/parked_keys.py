@@ -12,12 +12,11 @@ from dataclasses import replace
 
 from mailboat.cloudevents import DeadLetterNotice
 from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
-from mailboat.delivery.checkpoints import Checkpoint
 from mailboat.delivery.dead_letter_topic import publish_dead_letter
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, set_aside
 from mailboat.delivery.redelivery import RetryLoop
-from mailboat.delivery.stream import Stream
+from mailboat.delivery.stream import Checkpoint, Stream
 from mailboat.store.outbox_store import Dead, LastFailure, Lease, OutboxStore, Park, Parked, Settlement
 
 log = logging.getLogger(__name__)

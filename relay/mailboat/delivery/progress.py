@@ -18,10 +18,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook, ignore_checkpoint
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.poll_interval import PollInterval, WakeSettings, pause
-from mailboat.delivery.stream import Clock
+from mailboat.delivery.stream import Checkpoint, CheckpointHook, Clock, ignore_checkpoint
 from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, OutboxStore, Settlement, TickResult
 
 IN_FLIGHT_DELAY = 0.004

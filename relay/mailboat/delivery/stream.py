@@ -1,23 +1,54 @@
-"""One subscription in delivery: policy, sink and encoder, shared by its partitions in this relay."""
+"""One subscription in delivery: policy, sink and encoder, shared by its partitions in this relay; and its outages."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import Enum
 from random import Random
 
 from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, Outage, RetryPolicy
 from mailboat.delivery.batching import Limits
-from mailboat.delivery.checkpoints import CheckpointHook, ignore_checkpoint
 from mailboat.delivery.histograms import DeliveryHistograms
-from mailboat.delivery.sink_health import SinkHealth
 from mailboat.sinks.protocol import Sink
+
+log = logging.getLogger(__name__)
+
+STILL_EVERY = 600.0
+"""Seconds between two lines of an outage that lasts."""
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
+
+
+class Checkpoint(Enum):
+    """A named point of the delivery cycle, reported by a relay as it passes. Production ignores the reports.
+
+    Tests wait for a point instead of sleeping, and kill the process at every point to prove that no event is lost.
+    """
+
+    CLAIMED = "claimed"
+    WINDOW_OPENED = "window-opened"
+    CHUNK_READ = "chunk-read"
+    BATCH_TAKEN = "batch-taken"
+    HANDED_OVER = "handed-over"
+    ANSWERED = "answered"
+    SETTLING = "settling"
+    SETTLED = "settled"
+    PARKED_TRIED = "parked-tried"
+    DEAD_ANNOUNCED = "dead-announced"
+    RELEASED = "released"
+
+
+CheckpointHook = Callable[[Checkpoint], None]
+
+
+def ignore_checkpoint(point: Checkpoint) -> None:
+    """Ignore the point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +76,45 @@ class DeadTopic:
     problem: str | None = None
     outage: Outage = field(default_factory=lambda: Outage(DEAD_TOPIC_BACKOFF))
     not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class SinkHealth:
+    """Outage of one sink as the partitions of this relay see it, and its log lines. Times are of the stream's clock.
+
+    An outage begins with the first partition that can't deliver and ends when every partition of this relay can again.
+    So a cluster of which one broker is away does not fill the log with changes.
+    """
+
+    subscription: str
+    _unavailable: set[int] = field(default_factory=set)
+    """Partitions that can't deliver. -1 stands for the sink that is not open yet."""
+    _since: float = 0.0
+    _logged_at: float = 0.0
+
+    def unavailable(self, reason: str, now: float, partition: int = -1) -> None:
+        """Note that a partition can't deliver."""
+        if not self._unavailable:
+            self._since = self._logged_at = now
+            log.warning("Sink unavailable: %s", reason, extra={"subscription": self.subscription})
+        elif now - self._logged_at >= STILL_EVERY:
+            self._logged_at = now
+            about = {"subscription": self.subscription, "seconds": round(now - self._since)}
+            log.warning("Sink still unavailable: %s", reason, extra=about)
+        self._unavailable.add(partition)
+
+    def reachable(self, now: float, partition: int = -1) -> None:
+        """Note that a partition delivers, or that the sink is open."""
+        if not self._unavailable:
+            return
+        self._unavailable.discard(partition)
+        if not self._unavailable:
+            about = {"subscription": self.subscription, "seconds": round(now - self._since, 1)}
+            log.info("Sink reachable again", extra=about)
+
+    def released(self, partition: int) -> None:
+        """Forget a partition that this relay does not own any more. Whether its outage has ended is unknown here."""
+        self._unavailable.discard(partition)
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook, ignore_checkpoint
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.partition_worker import PartitionWorker
+from mailboat.delivery.stream import Checkpoint, CheckpointHook, ignore_checkpoint
 from mailboat.store.outbox_store import CursorKey, OutboxStore, Window
 
 SLOW_MEMBER_TIMEOUT = 0.2

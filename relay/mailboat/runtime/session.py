@@ -21,13 +21,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.progress import ProgressCommitter
 from mailboat.delivery.rebalance import decide, live_relays, orphans, reporter
-from mailboat.delivery.stream import Clock, Stream
+from mailboat.delivery.stream import Checkpoint, CheckpointHook, Clock, Stream
 from mailboat.delivery.window_feeder import WindowFeeder
 from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError

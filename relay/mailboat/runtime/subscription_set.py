@@ -14,9 +14,8 @@ from random import Random
 
 from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import Backoff, RetryPolicy
-from mailboat.delivery.checkpoints import CheckpointHook
 from mailboat.delivery.histograms import DeliveryHistograms
-from mailboat.delivery.stream import Stream, StreamSettings
+from mailboat.delivery.stream import CheckpointHook, Stream, StreamSettings
 from mailboat.errors import ConfigError
 from mailboat.runtime.relay_status import reason_for
 from mailboat.runtime.secrets import Secrets
