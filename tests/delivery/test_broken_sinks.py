@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mailboat.delivery.backoff import RetryPolicy
+from mailboat.delivery.counters import Totals, WorkerCounters
 from mailboat.delivery.publish import SLACK
 from mailboat.delivery.stream import STILL_EVERY
-from mailboat.delivery.worker_counters import Totals, WorkerCounters
 from mailboat.errors import EventRefused
 from mailboat.model import Message
 from mailboat.runtime.subscription_status import subscription_status

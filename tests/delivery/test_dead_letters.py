@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from mailboat.delivery.backoff import RetryPolicy
-from mailboat.delivery.worker_counters import Totals
+from mailboat.delivery.counters import Totals
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message
 from mailboat.runtime.subscription_status import subscription_status

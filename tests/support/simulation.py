@@ -12,9 +12,9 @@ from random import Random
 
 from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import Backoff, RetryPolicy
+from mailboat.delivery.counters import Totals
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import CheckpointHook, Stream, StreamSettings, ignore_checkpoint
-from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import DatabaseUnavailable, LeaseLost
 from mailboat.model import Message, OutboxEvent
 from mailboat.runtime.session import RelaySession

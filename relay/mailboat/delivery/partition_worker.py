@@ -20,14 +20,13 @@ from itertools import chain
 from typing import Any
 
 from mailboat.delivery.batching import choose, total_bytes
+from mailboat.delivery.counters import WorkerCounters
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, evaluate, set_aside, settled_prefix
 from mailboat.delivery.parked_keys import RELAY_DIED, ParkedKeys
-from mailboat.delivery.publish import start_publish
+from mailboat.delivery.publish import cant_encode, start_publish
 from mailboat.delivery.redelivery import RetryLoop
 from mailboat.delivery.stream import Checkpoint, Stream
-from mailboat.delivery.unexpected_errors import cant_encode
-from mailboat.delivery.worker_counters import WorkerCounters
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message, OutboxEvent
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures

@@ -13,7 +13,7 @@ from random import Random
 from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, Outage, RetryPolicy
 from mailboat.delivery.batching import Limits
-from mailboat.delivery.histograms import DeliveryHistograms
+from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.sinks.protocol import Sink
 
 log = logging.getLogger(__name__)

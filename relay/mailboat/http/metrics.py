@@ -24,7 +24,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from mailboat.delivery.histograms import DeliveryHistograms, Histogram
+from mailboat.delivery.counters import DeliveryHistograms, Histogram
 from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus
 
 _BY_RELAY = ("relay",)

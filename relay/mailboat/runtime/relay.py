@@ -14,9 +14,9 @@ from datetime import timedelta
 from random import Random
 
 from mailboat.delivery.backoff import Backoff, Outage
+from mailboat.delivery.counters import Totals
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import CheckpointHook, Stream, ignore_checkpoint
-from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
 from mailboat.runtime.config_change import ConfigChange, close_all, wait_for_others
 from mailboat.runtime.config_source import Configuration

@@ -14,7 +14,7 @@ from random import Random
 
 from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import Backoff, RetryPolicy
-from mailboat.delivery.histograms import DeliveryHistograms
+from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.delivery.stream import CheckpointHook, Stream, StreamSettings
 from mailboat.errors import ConfigError
 from mailboat.runtime.relay_status import reason_for
