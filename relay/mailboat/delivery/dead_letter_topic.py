@@ -11,10 +11,9 @@ import logging
 from typing import Final
 
 from mailboat.cloudevents import DeadLetterNotice, dead_letter_message
-from mailboat.delivery.publish import start_publish
+from mailboat.delivery.publish import exhausted, is_exhaustion, log_origin, start_publish
 from mailboat.delivery.redelivery import RetryLoop
 from mailboat.delivery.stream import Checkpoint, Stream
-from mailboat.delivery.unexpected_errors import exhausted, is_exhaustion, log_origin
 from mailboat.errors import DeliveryError, EventRefused
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,8 @@ from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
 from mailboat.delivery.batching import choose, total_bytes
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, evaluate, set_aside
-from mailboat.delivery.publish import start_publish
+from mailboat.delivery.publish import cant_encode, start_publish
 from mailboat.delivery.stream import Checkpoint, Stream
-from mailboat.delivery.unexpected_errors import cant_encode
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message
 from mailboat.store.outbox_store import Series
