@@ -21,12 +21,11 @@ from typing import Any, Final, Self
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message
 from mailboat.sinks.daemon_thread import in_a_thread
-from mailboat.sinks.kafka.cluster import Cluster, SharedProducer, cluster_of
+from mailboat.sinks.kafka.cluster import NOT_ACCEPTED, Cluster, SharedProducer, TopicFacts, cluster_of
 from mailboat.sinks.kafka.kafka_errors import RefusedTogether, no_answer
 from mailboat.sinks.kafka.librdkafka_settings import check_settings, client_settings, masked_error
 from mailboat.sinks.kafka.producer import ProducerEpoch
 from mailboat.sinks.kafka.producer_share import ProducerShare, PublishCall
-from mailboat.sinks.kafka.topic import NOT_ACCEPTED, TopicFacts
 from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 
