@@ -12,7 +12,6 @@ Every object belongs to one event loop and lives as long as a sink references it
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,21 +51,20 @@ Fingerprint = frozenset[tuple[str, Any]]
 _clusters: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Fingerprint, Cluster]] = WeakKeyDictionary()
 
 
-def cluster_of(client: Mapping[str, Any], logger: logging.Logger) -> Cluster:
+def cluster_of(client: Mapping[str, Any]) -> Cluster:
     """Return the cluster of the running event loop with these settings; create it if needed."""
     clusters = _clusters.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
     fingerprint = Fingerprint(client.items())
     if (found := clusters.get(fingerprint)) is None:
-        found = clusters[fingerprint] = Cluster(client, logger)
+        found = clusters[fingerprint] = Cluster(client)
     return found
 
 
 class Cluster:
     """One Kafka cluster, accessed with one set of client settings."""
 
-    def __init__(self, client: Mapping[str, Any], logger: logging.Logger) -> None:
+    def __init__(self, client: Mapping[str, Any]) -> None:
         self._client = client
-        self._logger = logger
         self._producers: WeakValueDictionary[tuple[int, float], SharedProducer] = WeakValueDictionary()
         self._requested: dict[str, float] = {}
         """Topics of the next metadata request, each with its timeout in seconds."""
@@ -78,7 +76,7 @@ class Cluster:
         settings = producer_settings(self._client, max_message_bytes=max_message_bytes)
         key = (settings["message.max.bytes"], delivery_timeout)
         if (found := self._producers.get(key)) is None:
-            found = self._producers[key] = SharedProducer(settings, self._logger)
+            found = self._producers[key] = SharedProducer(settings)
         return found
 
     def describe(self, topic: str, timeout: float) -> asyncio.Future[TopicFacts]:
@@ -124,19 +122,18 @@ class SharedProducer:
     failed once often fails again, and each failure costs the other sinks a new session.
     """
 
-    def __init__(self, settings: Settings, logger: logging.Logger) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._logger = logger
         self._session: ProducerEpoch | None = None
 
     def join(self, topic: str, *, separate: bool) -> ProducerShare:
         """Return a share in the current session or in a new one. Raises ``NOT_ACCEPTED``."""
         if separate:
-            return self._new_session().new_share(topic)
+            return ProducerEpoch(self._settings).new_share(topic)
         before = self._session
         if before is not None and before.takes_calls:
             return before.new_share(topic)
-        session = self._session = self._new_session()
+        session = self._session = ProducerEpoch(self._settings)
         if before is not None:
             before.supersede()
         return session.new_share(topic)
@@ -146,9 +143,6 @@ class SharedProducer:
         session = share.session
         same_settings = session.settings is self._settings
         return same_settings and session.takes_calls and separate == (session is not self._session)
-
-    def _new_session(self) -> ProducerEpoch:
-        return ProducerEpoch(self._settings, logger=self._logger)
 
 
 def describe_topics(

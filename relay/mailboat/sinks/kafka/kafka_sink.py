@@ -11,7 +11,6 @@ other messages.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from itertools import groupby
@@ -43,25 +42,8 @@ _HEADER_OVERHEAD: Final = 10
 _JOIN_TIMEOUT: Final = 5.0
 _LAST_ANSWERS: Final = 3.0
 """Seconds for answers to what is on the wire when a call is cancelled; less than the rest of a lease at that time."""
-_NOISE: Final = (
-    "enable.gapless.guarantee is experimental",  # known, and tested
-    "FAIL [",  # logged per connection attempt of every client; the sink reports the cause once
-    "unable to satisfy gap-less guarantee",  # a session ends this way if a message is refused; the result says so
-    "not found in cache",  # a partition without a leader, logged once per partition and refresh
-)
-"""Log messages of librdkafka that are dropped."""
-
 
 _topic_of: Final = attrgetter("topic")
-
-
-def _is_relevant(record: logging.LogRecord) -> bool:
-    text = record.getMessage()
-    return not any(noise in text for noise in _NOISE)
-
-
-logger = logging.getLogger(__name__)
-logger.addFilter(_is_relevant)
 
 
 class KafkaSink:
@@ -303,7 +285,7 @@ class KafkaSink:
 
     def _brokers(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = cluster_of(self._client, logger)
+            self._cluster = cluster_of(self._client)
         return self._cluster
 
     async def _describe(self) -> TopicFacts:

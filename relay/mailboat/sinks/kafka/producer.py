@@ -11,8 +11,9 @@ session. ``ProducerShare.at_fault`` marks the share that caused the end; its sin
 
 *Polling.* librdkafka passes its reports to the caller of ``poll``, one callback per message, and each callback acquires
 the GIL separately. A polling thread would compete with the event loop for the GIL twenty thousand times a second. So
-the loop polls by a timer, which is fast while reports are due and slow otherwise. Everything here runs on the event
-loop; only the destruction of a producer, which may block, runs in a thread.
+the loop polls by a timer, which is fast while reports are due and slow otherwise. The reaction to a report runs outside
+``poll`` (``call_soon``), since it may purge or end the producer. Everything here runs on the event loop; only the
+destruction of a producer, which may block, runs in a thread.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -40,12 +41,22 @@ _IDLE: Final = 2.0
 _UNLIMITED: Final = 2**31
 _MAX_AGE: Final = 6 * 3600.0
 """Brokers expire a producer that was idle for a day, and with it the sequence numbers that order depends on."""
+_NOISE: Final = (
+    "enable.gapless.guarantee is experimental",  # known, and tested
+    "FAIL [",  # logged per connection attempt of every client; the sink reports the cause once
+    "unable to satisfy gap-less guarantee",  # a session ends this way if a message is refused; the result says so
+    "not found in cache",  # a partition without a leader, logged once per partition and refresh
+)
+"""Log messages of librdkafka that are dropped."""
+
+logger = logging.getLogger(__name__)
+logger.addFilter(lambda record: not any(noise in record.getMessage() for noise in _NOISE))
 
 
 class ProducerEpoch:
     """Accepts calls until the first failure. Then it is ``stopped``, and ``drained`` once every call has a result."""
 
-    def __init__(self, settings: Mapping[str, Any], *, logger: logging.Logger) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self.settings = settings
@@ -215,14 +226,10 @@ class ProducerEpoch:
             if self.producer.poll(0):
                 self._reported_at = now
         except KafkaException as error:  # ``poll`` raises fatal errors
-            self._soon(self._end, Report.of(error.args[0], "", -1))
+            self._loop.call_soon(self._end, Report.of(error.args[0], "", -1))
         finally:
             pause = min(max(_QUICK, (now - self._reported_at) * _POLL_FRACTION), _SLOW) if self.calls else _IDLE
             self._timer = self._loop.call_later(pause, self._poll)
-
-    def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Run a callback outside ``poll``, since the reaction to a report may purge or end the producer."""
-        self._loop.call_soon(callback, *arguments)
 
     def _on_error(self, error: KafkaError) -> None:
         self.client_error = more_specific(self.client_error, Report.of(error, "", -1))
@@ -230,10 +237,10 @@ class ProducerEpoch:
     def report_failure(self) -> None:
         if not self.failed:
             self.failed = True
-            self._soon(self.stop)
+            self._loop.call_soon(self.stop)
 
     def report_answered(self, call: PublishCall) -> None:
-        self._soon(self.settle, call)
+        self._loop.call_soon(self.settle, call)
 
     def _end(self, fatal: Report) -> None:
         self._fatal = self._fatal or fatal
