@@ -4,9 +4,8 @@ this package imports ``google`` and ``grpc``.
 | module | holds |
 |---|---|
 | ``pubsub_sink`` | the sink: one request in flight per key |
-| ``channel`` | endpoint, credentials, and the two gRPC calls |
+| ``channel`` | endpoint, credentials, the two gRPC calls and their status codes |
 | ``limits`` | Google's limits for a message and a request |
-| ``pubsub_errors`` | mapping of gRPC status codes to delivery errors |
 """
 
 from mailboat.sinks.pubsub.pubsub_sink import PubSubSink

@@ -19,9 +19,8 @@ from mailboat.errors import ConfigError, DeliveryError, EventRefused, SinkUnavai
 from mailboat.model import Message
 from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
-from mailboat.sinks.pubsub.channel import PublisherChannel, PubSubEndpoint
+from mailboat.sinks.pubsub.channel import REFUSING, PublisherChannel, PubSubEndpoint, unavailable
 from mailboat.sinks.pubsub.limits import refusal, requests
-from mailboat.sinks.pubsub.pubsub_errors import REFUSING, refused, unavailable
 
 _OPEN_TIMEOUT: Final = 10.0
 _REQUESTS_ON_THE_WAY: Final = 64
@@ -162,7 +161,7 @@ class PubSubSink:
         except grpc.aio.AioRpcError as error:
             if error.code() in REFUSING:
                 if len(messages) == 1:
-                    return refused(error)
+                    return EventRefused(f"Pub/Sub refused it: {error.details()} ({error.code().name})")
                 return Undecided(f"Pub/Sub refused the request that it was in: {error.details()}")
             self._suspect = self._suspect or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             return unavailable(error, path, self._destination.host, self._delivery_timeout)
