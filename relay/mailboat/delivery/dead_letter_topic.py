@@ -11,6 +11,7 @@ import logging
 from typing import Final
 
 from mailboat.cloudevents import DeadLetterNotice, dead_letter_message
+from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF
 from mailboat.delivery.publish import exhausted, is_exhaustion, log_origin, start_publish
 from mailboat.delivery.redelivery import RetryLoop
 from mailboat.delivery.stream import Checkpoint, Stream
@@ -62,7 +63,7 @@ async def publish_dead_letter(stream: Stream, retry_loop: RetryLoop, notice: Dea
             return False
         if stream.dead_topic.problem is not None:
             log.info("Dead-letter topic is available again", extra={"subscription": stream.name})
-        stream.dead_topic.problem, stream.dead_topic.outage = None, stream.dead_topic.outage.recovered()
+        stream.dead_topic.problem, stream.dead_topic.failures = None, 0
         refused = answer
     if refused is not None:
         # An event too large for one topic is often too large for the other. Its key must not wait for a change.
@@ -82,5 +83,5 @@ def _mark_unavailable(stream: Stream, answer: DeliveryError) -> None:
     if problem != dead_topic.problem:
         log.warning("%s", problem, extra={"subscription": stream.name})
     dead_topic.problem = problem
-    dead_topic.outage = dead_topic.outage.failed()
-    dead_topic.not_before = stream.clock() + dead_topic.outage.delay(stream.random)
+    dead_topic.failures += 1
+    dead_topic.not_before = stream.clock() + DEAD_TOPIC_BACKOFF.delay(dead_topic.failures, stream.random)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mailboat.cloudevents import DeadLetterNotice
-from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
+from mailboat.delivery.backoff import OUTAGE_BACKOFF
 from mailboat.delivery.dead_letter_topic import publish_dead_letter
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, set_aside
@@ -50,7 +50,8 @@ class ParkedKeys:
         self._session = session
         self._retry_loop = retry_loop
         self._due_at: float | None = None
-        self._outage = Outage(OUTAGE_BACKOFF)
+        self._failures = 0
+        """Consecutive retries in which the sink was unavailable."""
         self._prepaid: set[int] = set()
         """Crash suspects whose next attempt is already counted: the sink was unavailable when the attempt was due."""
         self._not_before = 0.0
@@ -202,8 +203,8 @@ class ParkedKeys:
                 self._prepaid.add(head.ordinal)
             else:
                 self._prepaid.discard(head.ordinal)
-        self._outage = self._outage.recovered() if unavailable is None else self._outage.failed()
-        self._not_before = self._stream.clock() + self._outage.delay(self._stream.random)
+        self._failures = 0 if unavailable is None else self._failures + 1
+        self._not_before = self._stream.clock() + OUTAGE_BACKOFF.delay(self._failures, self._stream.random)
         unparked = await self._settle_parked(items, exhausted)
         for key in sorted({item.event.key for item in unparked if item.event.key is not None and ordered}):
             await self._drain(key)

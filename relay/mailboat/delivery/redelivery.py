@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
+from mailboat.delivery.backoff import OUTAGE_BACKOFF
 from mailboat.delivery.batching import choose, total_bytes
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.outcomes import Attempt, Outcome, evaluate, set_aside
@@ -78,7 +78,7 @@ class RetryLoop:
         pending, only if the worker is stopping, or if paused and not ``wait_for_sink``: a person may change parked
         events in a pause.
         """
-        outage = Outage(OUTAGE_BACKOFF)
+        failures = 0
         while pending := [item for item in items if item.outcome is Outcome.PENDING]:
             if unavailable is not None:
                 self._counters.unavailable = str(unavailable)
@@ -87,8 +87,8 @@ class RetryLoop:
                 await self._worker.note_in_flight(False)
                 if not wait_for_sink:
                     return unavailable
-                outage = outage.failed()
-                await self._pause(outage.delay(self._stream.random))
+                failures += 1
+                await self._pause(OUTAGE_BACKOFF.delay(failures, self._stream.random))
             if self.paused and not wait_for_sink:
                 return unavailable
             await self._unpaused.wait()
@@ -112,7 +112,7 @@ class RetryLoop:
             set_aside(items, parked, ordered=self._stream.settings.ordered)
             unavailable = result.unavailable
             if unavailable is None:
-                outage, self._counters.unavailable = outage.recovered(), None
+                failures, self._counters.unavailable = 0, None
                 self._stream.health.reachable(self._stream.clock(), self._series.partition)
             self._note_deliveries(batch)
             found = any(item.outcome is Outcome.REFUSED for item in batch)

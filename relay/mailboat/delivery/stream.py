@@ -11,7 +11,7 @@ from enum import Enum
 from random import Random
 
 from mailboat.cloudevents import MessageEncoder
-from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, Outage, RetryPolicy
+from mailboat.delivery.backoff import RetryPolicy
 from mailboat.delivery.batching import Limits
 from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.sinks.protocol import Sink
@@ -74,7 +74,8 @@ class DeadTopic:
     """Availability of the dead-letter topic, shared by all partitions."""
 
     problem: str | None = None
-    outage: Outage = field(default_factory=lambda: Outage(DEAD_TOPIC_BACKOFF))
+    failures: int = 0
+    """Consecutive notices without a definite result."""
     not_before: float = 0.0
 
 
