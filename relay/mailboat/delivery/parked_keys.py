@@ -35,12 +35,7 @@ class ParkedKeys:
     """Parking, retries and dead-lettering for one partition."""
 
     def __init__(
-        self,
-        lease: Lease,
-        stream: Stream,
-        store: OutboxStore,
-        session: DeliverySession,
-        retry_loop: RetryLoop,
+        self, lease: Lease, stream: Stream, store: OutboxStore, session: DeliverySession, retry_loop: RetryLoop
     ) -> None:
         self.keys: set[str] = set()
         self.count = 0

@@ -77,13 +77,7 @@ class InFlightBatch:
 class PartitionWorker:
     """Delivery of one partition of one subscription, as long as the lease is valid."""
 
-    def __init__(
-        self,
-        cursor: Cursor,
-        stream: Stream,
-        store: OutboxStore,
-        session: DeliverySession,
-    ) -> None:
+    def __init__(self, cursor: Cursor, stream: Stream, store: OutboxStore, session: DeliverySession) -> None:
         self.lease: Lease = cursor.lease
         self.stream = stream
         self.counters = WorkerCounters()

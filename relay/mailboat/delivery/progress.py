@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.poll_interval import PollInterval, WakeSettings, pause
-from mailboat.delivery.stream import Checkpoint, CheckpointHook, Clock, ignore_checkpoint
+from mailboat.delivery.stream import Checkpoint, CheckpointHook, Clock
 from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, OutboxStore, Settlement, TickResult
 
 IN_FLIGHT_DELAY = 0.004
@@ -65,7 +65,7 @@ class ProgressCommitter:
         wake: WakeSettings,
         clock: Clock,
         session: DeliverySession,
-        on_checkpoint: CheckpointHook = ignore_checkpoint,
+        on_checkpoint: CheckpointHook,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -238,7 +238,9 @@ class ProgressCommitter:
         self._record(settlements, result)
         if result.lost:
             members = chain(*(group.members for group in groups), *(each.members for each in measured))
-            self._note_lost(result.lost, {*members, *(s.lease for s in settlements)})
+            for entry in self._entries({*members, *(s.lease for s in settlements)}):
+                if entry.lease.key in result.lost:
+                    self._session.lease_lost(entry.lease.key)
         for future in waiting:
             if not future.done():
                 future.set_result(None)
@@ -260,35 +262,29 @@ class ProgressCommitter:
         ]
 
     def _record(self, settlements: list[Settlement], result: TickResult) -> None:
-        """Apply the result of a tick. Skip cursors released meanwhile; a cursor claimed again has another lease."""
-        for settlement in settlements:
-            if settlement.closes and (entry := self._entry(settlement.lease)) is not None:
-                entry.settled_snapshot = settlement.window_snapshot
+        """Apply the result of a tick."""
+        closed = {settlement.lease: settlement.window_snapshot for settlement in settlements if settlement.closes}
+        for entry in self._entries(closed):
+            entry.settled_snapshot = closed[entry.lease]
         for advanced in result.advanced:
-            for lease in advanced.members:
-                if (entry := self._entry(lease)) is not None:
-                    entry.settled_snapshot, entry.cautious = advanced.settled_snapshot, False
+            for entry in self._entries(advanced.members):
+                entry.settled_snapshot, entry.cautious = advanced.settled_snapshot, False
         for opened in result.opened:
-            for lease in opened.members:
-                if (entry := self._entry(lease)) is not None:
-                    entry.settled_snapshot, entry.cautious, entry.windows = None, False, entry.windows + 1
-                    entry.opened_after = self._wakeups_before_tick
-                    if opened.events is not None:  # do not delay ticks for a large window
-                        self._in_flight.add(lease.key)
+            for entry in self._entries(opened.members):
+                entry.settled_snapshot, entry.cautious, entry.windows = None, False, entry.windows + 1
+                entry.opened_after = self._wakeups_before_tick
+                if opened.events is not None:  # do not delay ticks for a large window
+                    self._in_flight.add(entry.lease.key)
             self._on_checkpoint(Checkpoint.WINDOW_OPENED)
             self._session.window_opened(opened)
         for group in result.overflowing:
             self._note_measuring(group.members, True)
             self._measurements[group] = self._session.spawn(self._measure(group))
 
-    def _note_lost(self, lost: Collection[CursorKey], leases: Iterable[Lease]) -> None:
-        for lease in leases:
-            if lease.key in lost and self._entry(lease) is not None:
-                self._session.lease_lost(lease.key)
-
-    def _entry(self, lease: Lease) -> _Entry | None:
-        entry = self._cursors.get(lease.key)
-        return entry if entry is not None and entry.lease == lease else None
+    def _entries(self, leases: Iterable[Lease]) -> list[_Entry]:
+        """Return the cursors that were not released meanwhile. A cursor claimed again has another lease."""
+        entries = self._cursors
+        return [entry for lease in leases if (entry := entries.get(lease.key)) is not None and entry.lease == lease]
 
     async def _measure(self, group: CursorGroup) -> None:
         try:
@@ -306,22 +302,16 @@ class ProgressCommitter:
         """Return the measured windows to open. A cursor paused meanwhile is left out and polls again when resumed."""
         measured, self._measured = self._measured, []
         for each in measured:
-            paused = [lease for lease in each.members if (entry := self._entry(lease)) is not None and entry.paused]
-            self._note_measuring(paused, False)
+            self._note_measuring([entry.lease for entry in self._entries(each.members) if entry.paused], False)
         return [
             Measured(each.window, members)
             for each in measured
-            if (members := tuple(lease for lease in each.members if self._is_measuring(lease)))
+            if (members := tuple(entry.lease for entry in self._entries(each.members) if entry.measuring))
         ]
 
     def _note_measuring(self, leases: Iterable[Lease], measuring: bool) -> None:
-        for lease in leases:
-            if (entry := self._entry(lease)) is not None:
-                entry.measuring = measuring
-
-    def _is_measuring(self, lease: Lease) -> bool:
-        entry = self._entry(lease)
-        return entry is not None and entry.measuring
+        for entry in self._entries(leases):
+            entry.measuring = measuring
 
     async def _find_poll_interval(self, result: TickResult, *, polled: bool, by_clock: bool) -> None:
         now = self._clock()

@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 class RetryLoop:
     """Sender for the failed and parked events of one partition."""
 
-    def __init__(
-        self,
-        stream: Stream,
-        partition: int,
-        worker: PartitionWorker,
-        session: DeliverySession,
-    ) -> None:
+    def __init__(self, stream: Stream, partition: int, worker: PartitionWorker, session: DeliverySession) -> None:
         self._stream = stream
         self._series = Series(partition, stream.generation)
         self._counters = worker.counters

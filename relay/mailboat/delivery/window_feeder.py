@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.partition_worker import PartitionWorker
-from mailboat.delivery.stream import Checkpoint, CheckpointHook, ignore_checkpoint
+from mailboat.delivery.stream import Checkpoint, CheckpointHook
 from mailboat.store.outbox_store import CursorKey, OutboxStore, Window
 
 SLOW_MEMBER_TIMEOUT = 0.2
@@ -28,7 +28,7 @@ class WindowFeeder:
         window: Window,
         members: Mapping[CursorKey, PartitionWorker],
         session: DeliverySession,
-        on_checkpoint: CheckpointHook = ignore_checkpoint,
+        on_checkpoint: CheckpointHook,
     ) -> None:
         self.window = window
         self.members = dict(members)
