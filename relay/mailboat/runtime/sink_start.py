@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, OUTAGE_BACKOFF
-from mailboat.delivery.dead_letter_topic import dead_letter_topic_error
+from mailboat.delivery.parked_keys import dead_letter_topic_error
 from mailboat.delivery.publish import as_unavailable
 from mailboat.delivery.stream import Stream
 from mailboat.errors import SinkUnavailable
