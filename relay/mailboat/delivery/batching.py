@@ -16,8 +16,6 @@ _payload, _headers, _tags = (itemgetter(OutboxEvent._fields.index(name)) for nam
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Size limits of a batch."""
-
     messages: int
     bytes: int
     """Total size of the events. A single event may be larger."""

@@ -16,8 +16,6 @@ from mailboat.store.outbox_store import Series
 
 
 class Outcome(Enum):
-    """Result of an item so far."""
-
     PENDING = "pending"
     DELIVERED = "delivered"
     REFUSED = "refused"

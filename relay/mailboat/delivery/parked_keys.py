@@ -99,7 +99,6 @@ class ParkedKeys:
         self._due_at = self._stream.clock()
 
     def due(self) -> bool:
-        """Return whether a check for due events is due."""
         return self.seconds_until_due() == 0.0
 
     def seconds_until_due(self) -> float | None:

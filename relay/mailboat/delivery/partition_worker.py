@@ -44,8 +44,6 @@ sent one event at a time."""
 
 @dataclass(slots=True)
 class QueuedChunk:
-    """A chunk of a window in the inbox."""
-
     window: Window
     events: Sequence[OutboxEvent]
     reached: int
@@ -56,8 +54,6 @@ class QueuedChunk:
 
 @dataclass(slots=True)
 class InFlightBatch:
-    """A batch in flight."""
-
     window: Window
     events: list[OutboxEvent]
     sequences: list[int]
@@ -110,7 +106,6 @@ class PartitionWorker:
 
     @property
     def has_room(self) -> bool:
-        """Whether the inbox accepts more events."""
         return self._room.is_set()
 
     @property
@@ -129,7 +124,6 @@ class PartitionWorker:
         return self._crashes_at_claim if self._watched_for > 0 else 0
 
     async def room(self) -> None:
-        """Wait until the inbox accepts more events."""
         await self._room.wait()
 
     def offer(self, window: Window, events: Sequence[OutboxEvent], reached: int, last: bool) -> None:
@@ -153,7 +147,6 @@ class PartitionWorker:
             self._room.clear()
 
     def check_parked(self) -> None:
-        """Check for parked events that are due."""
         self.parked.check_soon()
         self._work.set()
 
@@ -162,7 +155,6 @@ class PartitionWorker:
         self._work.set()
 
     def pause(self, paused: bool) -> None:
-        """Stop or resume publishing."""
         self._paused = paused
         self._retry_loop.pause(paused)
         self._work.set()

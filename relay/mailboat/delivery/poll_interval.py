@@ -45,8 +45,6 @@ class WakeSettings:
 
 @dataclass(frozen=True, slots=True)
 class PollInterval:
-    """State of the poll interval."""
-
     settings: WakeSettings
     quiet_since: float | None = None
     idle: bool = False

@@ -57,8 +57,6 @@ class _Entry:
 
 
 class ProgressCommitter:
-    """The progress of all partitions that a relay owns on one outbox."""
-
     def __init__(
         self,
         store: OutboxStore,
@@ -119,12 +117,10 @@ class ProgressCommitter:
         return entry is not None and entry.polls
 
     def windows(self, key: CursorKey) -> int:
-        """Return the number of windows that were opened since the cursor was claimed."""
         entry = self._cursors.get(key)
         return entry.windows if entry is not None else 0
 
     def settle(self, settlement: Settlement) -> None:
-        """Queue progress for the next tick."""
         key = settlement.lease.key
         self._pending[key] = merged(self._pending.get(key), settlement)
         if settlement.closes:
@@ -133,7 +129,6 @@ class ProgressCommitter:
         self._wake_event.set()
 
     async def commit(self, settlement: Settlement) -> None:
-        """Queue progress and return after its commit."""
         self.settle(settlement)
         await self._committed()
 
@@ -152,7 +147,6 @@ class ProgressCommitter:
         return waits and entry is not None and entry.opened_after == self._wakeups
 
     def poll_by(self, wake: WakeSettings) -> None:
-        """Replace the poll settings."""
         self._poll_interval = PollInterval(wake)
         self._wake_event.set()
 
@@ -170,7 +164,6 @@ class ProgressCommitter:
     # -- the task ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run ticks until cancelled."""
         while True:
             await self._until_needed()
             if self._cursors or self._waiters:
@@ -262,7 +255,6 @@ class ProgressCommitter:
         ]
 
     def _record(self, settlements: list[Settlement], result: TickResult) -> None:
-        """Apply the result of a tick."""
         closed = {settlement.lease: settlement.window_snapshot for settlement in settlements if settlement.closes}
         for entry in self._entries(closed):
             entry.settled_snapshot = closed[entry.lease]

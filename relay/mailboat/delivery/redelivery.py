@@ -43,7 +43,6 @@ class RetryLoop:
         self._unpaused.set()
 
     def pause(self, paused: bool) -> None:
-        """Stop or resume starting rounds."""
         if paused and not self._interrupted.is_set():
             self._unpaused.clear()
         else:
@@ -146,7 +145,6 @@ class RetryLoop:
         return messages, None
 
     def series_of(self, item: Attempt) -> Series:
-        """Return the series that the item's sequence number belongs to."""
         return item.series or self._series
 
     async def lease_holds(self) -> bool:

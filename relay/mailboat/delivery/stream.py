@@ -53,8 +53,6 @@ def ignore_checkpoint(point: Checkpoint) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """Delivery settings of a subscription."""
-
     batch_size: int
     timeout: float
     policy: RetryPolicy
@@ -120,8 +118,6 @@ class SinkHealth:
 
 @dataclass(slots=True)
 class Stream:
-    """A subscription being delivered."""
-
     number: int
     name: str
     generation: int
@@ -150,7 +146,6 @@ class Stream:
         self.health = SinkHealth(self.name)
 
     def limits(self, *, one_by_one: bool) -> Limits:
-        """Return the size limits of the next batch."""
         settings, traits = self.settings, self.sink.traits
         return Limits(
             messages=1 if one_by_one else min(settings.batch_size, traits.max_batch_messages),

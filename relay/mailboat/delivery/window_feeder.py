@@ -38,7 +38,6 @@ class WindowFeeder:
         self._after = min((worker.read_upto for worker in members.values()), default=0)
 
     def leave(self, key: CursorKey) -> None:
-        """Remove a partition that this relay no longer owns."""
         self.members.pop(key, None)
 
     async def run(self) -> None:

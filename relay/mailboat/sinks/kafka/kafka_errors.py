@@ -167,7 +167,6 @@ class EpochResults:
         return otherwise if cause is None else unavailable(cause, self._bootstrap)
 
     def error_for(self, report: Report, default: DeliveryError) -> DeliveryError:
-        """Return the error for the message of this report."""
         if report.code not in REFUSING:
             return default
         place = (report.topic, report.partition)

@@ -86,7 +86,6 @@ class ProducerEpoch:
         self._timer = self._loop.call_later(_SLOW, self._poll)
 
     def new_share(self, topic: str) -> ProducerShare:
-        """Return a new share of this session."""
         share = ProducerShare(self, topic, self._topics.setdefault(topic, ProvenPartitions()))
         self._shares.add(share)
         return share

@@ -64,8 +64,6 @@ class ProvenPartitions:
 
 @dataclass(slots=True, eq=False, repr=False)
 class PublishCall:
-    """One ``publish`` call in a session."""
-
     share: ProducerShare
     batch: Sequence[Message]
     hold: FenceTicket
@@ -217,7 +215,6 @@ class ProducerShare:
             await asyncio.sleep(_FULL_QUEUE_PAUSE)
 
     def reports(self) -> list[Report]:
-        """Return all error reports of this share."""
         found = [report for call in self.calls for report in call.errors.values()]
         return [*found, self.rejection] if self.rejection is not None else found
 
