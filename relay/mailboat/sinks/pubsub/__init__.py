@@ -3,9 +3,8 @@ this package imports ``google`` and ``grpc``.
 
 | module | holds |
 |---|---|
-| ``pubsub_sink`` | the sink: one request in flight per key |
+| ``pubsub_sink`` | the sink: one request in flight per key, within Google's limits |
 | ``channel`` | endpoint, credentials, the two gRPC calls and their status codes |
-| ``limits`` | Google's limits for a message and a request |
 """
 
 from mailboat.sinks.pubsub.pubsub_sink import PubSubSink

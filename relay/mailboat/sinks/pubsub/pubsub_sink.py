@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple, Self
 
@@ -20,7 +20,20 @@ from mailboat.model import Message
 from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 from mailboat.sinks.pubsub.channel import REFUSING, PublisherChannel, PubSubEndpoint, unavailable
-from mailboat.sinks.pubsub.limits import refusal, requests
+
+MAX_REQUEST_BYTES: Final = 10_000_000
+GOOD_REQUEST_BYTES: Final = 4_000_000
+"""Size at which requests are split. Larger ones gain nothing; gRPC servers (also Google's fake) default to 4 MiB."""
+MAX_REQUEST_MESSAGES: Final = 1_000
+MAX_ATTRIBUTES: Final = 100
+MAX_ATTRIBUTE_NAME_BYTES: Final = 256
+MAX_ATTRIBUTE_VALUE_BYTES: Final = 1024
+MAX_ORDERING_KEY_BYTES: Final = 1024
+_RESERVED_PREFIX: Final = "goog"
+
+_REQUEST_OVERHEAD: Final = 1024  # topic name and framing
+_MESSAGE_OVERHEAD: Final = 64
+_ATTRIBUTE_OVERHEAD: Final = 16
 
 _OPEN_TIMEOUT: Final = 10.0
 _REQUESTS_ON_THE_WAY: Final = 64
@@ -83,7 +96,23 @@ class PubSubSink:
             raise SinkUnavailable("its connection was closed") from None
 
     def refusal(self, message: Message) -> EventRefused | None:
-        return refusal(message)
+        if message.key is not None and _size(message.key) > MAX_ORDERING_KEY_BYTES:
+            return _refused(f"its key has more than {MAX_ORDERING_KEY_BYTES} bytes", "KeyTooLong")
+        if len(message.headers) > MAX_ATTRIBUTES:
+            return _refused(f"it has {len(message.headers)} attributes, more than {MAX_ATTRIBUTES}", "TooManyHeaders")
+        for name, value in message.headers.items():
+            if not 0 < _size(name) <= MAX_ATTRIBUTE_NAME_BYTES or name.startswith(_RESERVED_PREFIX):
+                return _refused(
+                    f"attribute {name[:64]!r} must have a name of 1 to {MAX_ATTRIBUTE_NAME_BYTES} bytes that does not "
+                    f"begin with {_RESERVED_PREFIX}",
+                    "InvalidHeaders",
+                )
+            if _size(value) > MAX_ATTRIBUTE_VALUE_BYTES:
+                return _refused(f"attribute {name} has more than {MAX_ATTRIBUTE_VALUE_BYTES} bytes", "InvalidHeaders")
+        size = request_bytes(message) + _REQUEST_OVERHEAD
+        if size > MAX_REQUEST_BYTES:
+            return _refused(f"it has {size} bytes, more than {MAX_REQUEST_BYTES}", "TooLarge")
+        return None
 
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         return self._publish(batch, self._fence.call())
@@ -228,3 +257,34 @@ class _Call:
 def _requests_of_one_topic_each(batch: Sequence[Message], indexes: Sequence[int]) -> list[list[int]]:
     runs = [list(run) for _, run in groupby(indexes, key=lambda index: batch[index].topic)]
     return [request for run in runs for request in requests(batch, run)]
+
+
+def request_bytes(message: Message) -> int:
+    """Return an upper bound of the bytes that a message adds to a request."""
+    size = _MESSAGE_OVERHEAD + len(message.value or b"") + _size(message.key or "")
+    for name, value in message.headers.items():
+        size += _ATTRIBUTE_OVERHEAD + _size(name) + _size(value)
+    return size
+
+
+def requests(batch: Sequence[Message], indexes: Sequence[int]) -> Iterator[list[int]]:
+    """Split messages of one key into requests within the limits, in order."""
+    request: list[int] = []
+    size = _REQUEST_OVERHEAD
+    for index in indexes:
+        adds = request_bytes(batch[index])
+        if request and (len(request) == MAX_REQUEST_MESSAGES or size + adds > GOOD_REQUEST_BYTES):
+            yield request
+            request, size = [], _REQUEST_OVERHEAD
+        request.append(index)
+        size += adds
+    if request:
+        yield request
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
+def _refused(why: str, reason: str) -> EventRefused:
+    return EventRefused(f"Pub/Sub does not take this message: {why}", reason=reason, retryable=False)
