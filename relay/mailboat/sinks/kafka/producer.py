@@ -69,10 +69,10 @@ class ProducerEpoch:
         self.bytes = 0
         """Payload bytes of the calls in flight, of all shares."""
         self._bootstrap: str = settings["bootstrap.servers"]
-        self._max_messages = int(settings["queue.buffering.max.messages"]) or _UNLIMITED
-        self._max_bytes = int(settings["queue.buffering.max.kbytes"]) * 1024
+        self.max_messages = int(settings["queue.buffering.max.messages"]) or _UNLIMITED
+        self.max_bytes = int(settings["queue.buffering.max.kbytes"]) * 1024
         self.calls: set[PublishCall] = set()
-        self._shares: set[ProducerShare] = set()
+        self.shares: set[ProducerShare] = set()
         self._topics: dict[str, ProvenPartitions] = {}
         self._fatal: Report | None = None
         self.reason: DeliveryError | None = None
@@ -87,26 +87,18 @@ class ProducerEpoch:
 
     def new_share(self, topic: str) -> ProducerShare:
         share = ProducerShare(self, topic, self._topics.setdefault(topic, ProvenPartitions()))
-        self._shares.add(share)
+        self.shares.add(share)
         return share
 
     def leave(self, share: ProducerShare) -> None:
         """Remove a share without calls in flight. If it was the last one, retire the producer."""
-        self._shares.discard(share)
-        if not self._shares and not self.stopped:
+        self.shares.discard(share)
+        if not self.shares and not self.stopped:
             self.retire()
 
     @property
     def takes_calls(self) -> bool:
         return not self.stopped and self._loop.time() - self._started_at < _MAX_AGE
-
-    def answered_others(self, share: ProducerShare, *, since: float) -> bool:
-        return any(other.answered_at > since for other in self._shares if other is not share)
-
-    @property
-    def queue(self) -> tuple[int, int, int, int]:
-        """Messages and bytes in flight, each followed by its limit."""
-        return len(self.producer), self._max_messages, self.bytes, self._max_bytes
 
     def settle(self, call: PublishCall) -> None:
         """Handle a call whose reports have all arrived. Success is returned at once, failures after all reports."""
@@ -153,12 +145,12 @@ class ProducerEpoch:
         if self.drained.is_set() or not all(call.all_answered for call in self.calls):
             return
         results = EpochResults(
-            [report for share in self._shares for report in share.reports()], self._fatal, self._bootstrap
+            [report for share in self.shares for report in share.reports()], self._fatal, self._bootstrap
         )
-        for share in self._shares:
+        for share in self.shares:
             share.at_fault = share.at_fault or is_about_a_topic(share.reports())
         otherwise = self.reason or self._otherwise(results)
-        for share in self._shares:
+        for share in self.shares:
             default = results.default_error(share.reports(), share.reason or otherwise)
             for call in share.calls:
                 for index, report in call.errors.items():
@@ -175,13 +167,13 @@ class ProducerEpoch:
 
     def _otherwise(self, results: EpochResults) -> DeliveryError:
         """Return the result for shares without an error report and without a reason from their sink."""
-        if results.common or any(share.at_fault or share.reason for share in self._shares):
+        if results.common or any(share.at_fault or share.reason for share in self.shares):
             return SinkUnavailable(
                 f"the producer for Kafka at {self._bootstrap} was replaced because another subscription that shares it "
                 "failed or was stopped; the message is sent again"
             )
         # No message is known to be at fault. Separate sessions, then batches of one, will identify it.
-        for share in self._shares:
+        for share in self.shares:
             share.at_fault = bool(share.calls)
         return Undecided("the producer was stopped")
 
@@ -245,7 +237,7 @@ class ProducerEpoch:
         self._fatal = self._fatal or fatal
         self.stop()
 
-    # ---- waiting for something to happen ---------------------------------------------------------------------------
+    # ---- waiting ---------------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
         self._changed.set()

@@ -147,11 +147,11 @@ class ProducerShare:
 
     def _may_queue(self) -> bool:
         """Return whether the share may queue more: never more than is free, so that other shares always find room."""
-        messages, max_messages, size, max_size = self.session.queue
-        if 2 * messages < max_messages and 2 * size < max_size:
+        session, messages = self.session, len(self.session.producer)
+        if 2 * messages < session.max_messages and 2 * session.bytes < session.max_bytes:
             return True
         own = sum(call.handed - call.answered for call in self.calls)
-        return own == 0 or (own < max_messages - messages and self.bytes < max_size - size)
+        return own == 0 or (own < session.max_messages - messages and self.bytes < session.max_bytes - session.bytes)
 
     def _produce(self, call: PublishCall, end: int, blocked: set[str | None]) -> None:
         """Produce messages up to ``end``, or until a full queue, a key's pending first message or an error stops it."""
@@ -235,7 +235,7 @@ class ProducerShare:
 
     def time_out(self, call: PublishCall, reason: DeliveryError) -> None:
         """End the session after a call timed out. If other shares succeeded since it began, this share is at fault."""
-        if self.session.answered_others(self, since=call.began):
+        if any(other.answered_at > call.began for other in self.session.shares if other is not self):
             self.at_fault = True
         elif not self.session.stopped:
             self.session.reason = reason
