@@ -232,7 +232,7 @@ def test_the_last_error_of_an_ended_worker_has_its_age_until_a_success_clears_it
     failed, older, delivered = WorkerCounters(), WorkerCounters(), WorkerCounters()
     failed.note_error("no broker", 10.0)
     older.note_error("refused", 5.0)
-    delivered.note_delivery(12.0)
+    delivered.delivered_at = 12.0
 
     def told_after(ended: WorkerCounters) -> tuple[str | None, float | None]:
         totals.add("shop/orders", ended)

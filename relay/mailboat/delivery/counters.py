@@ -104,9 +104,6 @@ class WorkerCounters:
     def note_error(self, error: str, now: float) -> None:
         self.last_error, self.error_at = error, now
 
-    def note_delivery(self, now: float) -> None:
-        self.delivered_at = now
-
     def current_error(self, parked: int) -> str | None:
         """Return the last error until a delivery succeeds, and in any case while events are parked."""
         return self.last_error if parked or self.delivered_at <= self.error_at else None

@@ -57,7 +57,7 @@ class InFlightBatch:
     window: Window
     events: list[OutboxEvent]
     sequences: list[int]
-    answer: asyncio.Task[Failures] | None
+    answer: asyncio.Future[Failures] | None
     asides: list[Park]
     position: int
     sequence: int
@@ -284,7 +284,8 @@ class PartitionWorker:
             elif messages:
                 end = failed  # out of memory: send the events encoded so far
             else:
-                answer = asyncio.ensure_future(_unsent(reason))
+                answer = asyncio.get_running_loop().create_future()
+                answer.set_result({0: reason})
                 made, end = 1, failed + 1
             del sent[made:], sequences[made:]
             aside = [index for index in aside if index < failed]
@@ -353,7 +354,7 @@ class PartitionWorker:
         self._note_success(events)
         if events:
             self._count_delivered(events)
-            self.counters.note_delivery(stream.clock())
+            self.counters.delivered_at = stream.clock()
             stream.meters.delivered(batch.events[0].created_at, 1, events)
         self.parked.count += len(batch.asides)
         return Settlement(
@@ -418,8 +419,3 @@ class PartitionWorker:
             )
         if not all_settled:
             self.stopping = True  # with ``wait_for_sink``, delivery ends early only if the worker is stopped
-
-
-async def _unsent(reason: SinkUnavailable) -> Failures:
-    """Return the result for an event that was not published."""
-    return {0: reason}

@@ -78,10 +78,6 @@ class PollInterval:
         """Return whether events come so often that writers should not notify."""
         return self.events >= CROWD or (self.busy_since is not None and now - self.busy_since >= CROWD_WITHIN)
 
-    def unnotified(self) -> PollInterval:
-        """Return the state after notifications were disabled."""
-        return PollInterval(self.settings)
-
     def quiet(self, now: float) -> PollInterval:
         """Return the state after a poll that found no events. If writers notify, the relay is idle at once."""
         since = now if self.quiet_since is None else self.quiet_since

@@ -222,9 +222,11 @@ class ProgressCommitter:
             self._on_checkpoint(Checkpoint.SETTLED)
         except BaseException as error:
             for future in waiting:
-                if not future.done():
-                    future.cancel() if isinstance(error, asyncio.CancelledError) else future.set_exception(error)
-                    future.add_done_callback(_retrieved)
+                if isinstance(error, asyncio.CancelledError):
+                    future.cancel()
+                elif not future.done():
+                    future.set_exception(error)
+                    future.exception()  # marks it as retrieved: the future may have no waiter, and the tick raises it
             raise
         for each in measured:
             self._note_measuring(each.members, False)
@@ -318,7 +320,7 @@ class ProgressCommitter:
                 self._poll_interval.crowded(now) or not self._poll_interval.notified or not polled
             ):
                 await self._store.disable_wakeups()
-                self._poll_interval, self._wakeup_requested = self._poll_interval.unnotified(), False
+                self._poll_interval, self._wakeup_requested = PollInterval(self._poll_interval.settings), False
             return
         if notified:  # perhaps by an event that was committed after the poll
             return
@@ -357,9 +359,3 @@ def merged(first: Settlement | None, second: Settlement) -> Settlement:
         arrange=first.arrange | second.arrange,
         in_flight=first.in_flight if second.in_flight is None else second.in_flight,
     )
-
-
-def _retrieved(future: asyncio.Future[None]) -> None:
-    """Mark the error as retrieved: the future may have no waiter, and the tick has raised the error already."""
-    if not future.cancelled():
-        future.exception()

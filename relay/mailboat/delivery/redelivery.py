@@ -165,7 +165,7 @@ class RetryLoop:
     def _note_deliveries(self, batch: Sequence[Attempt]) -> None:
         delivered = [item for item in batch if item.outcome is Outcome.DELIVERED]
         if delivered:
-            self._counters.note_delivery(self._stream.clock())
+            self._counters.delivered_at = self._stream.clock()
         for item in delivered:
             self._stream.meters.delivered(item.event.created_at, item.attempts + 1, 1)
 

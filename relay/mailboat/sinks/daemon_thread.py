@@ -24,11 +24,11 @@ def in_a_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     dropped."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
-    done.add_done_callback(_mark_retrieved)
 
     def finish(set_state: Callable[[Any], None], value: object) -> None:
         if not done.done():
             set_state(value)
+            done.exception()  # marks an error as retrieved: asyncio would log it if no task awaits it any more
 
     def run() -> None:
         try:
@@ -40,9 +40,3 @@ def in_a_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name=f"mailboat-{name}", daemon=True).start()
     return done
-
-
-def _mark_retrieved(done: asyncio.Future[T]) -> None:
-    """Mark an error as retrieved, so that asyncio does not log it if no task awaits it any more."""
-    if not done.cancelled():
-        done.exception()
