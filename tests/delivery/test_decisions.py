@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mailboat.delivery.backoff import Backoff, RetryPolicy
-from mailboat.delivery.outcomes import Attempt, Outcome, evaluate, set_aside, settled_prefix
 from mailboat.delivery.poll_interval import LINGER, PollInterval, WakeSettings
 from mailboat.delivery.progress import merged
 from mailboat.delivery.rebalance import decide, orphans, targets
+from mailboat.delivery.redelivery import Attempt, Outcome, evaluate, set_aside, settled_prefix
 from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
 from mailboat.model import OutboxEvent
 from mailboat.runtime.session import _primary_error

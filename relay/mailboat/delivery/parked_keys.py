@@ -18,11 +18,9 @@ from typing import Final
 
 from mailboat.cloudevents import DeadLetterNotice, dead_letter_message
 from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, OUTAGE_BACKOFF
-from mailboat.delivery.delivery_session import DeliverySession
-from mailboat.delivery.outcomes import Attempt, Outcome, set_aside
 from mailboat.delivery.publish import exhausted, is_exhaustion, log_origin, start_publish
-from mailboat.delivery.redelivery import RetryLoop
-from mailboat.delivery.stream import Checkpoint, Stream
+from mailboat.delivery.redelivery import Attempt, Outcome, RetryLoop, set_aside
+from mailboat.delivery.stream import Checkpoint, DeliverySession, Stream
 from mailboat.errors import DeliveryError, EventRefused
 from mailboat.store.outbox_store import Dead, LastFailure, Lease, OutboxStore, Park, Parked, Settlement
 

@@ -1,7 +1,7 @@
 """The worker of one partition: takes batches, publishes them, evaluates the results and settles.
 
 On the success path no object is allocated per event: batches are lists, and a batch without failures settles with one
-position. Only after a failure do the events become ``Attempt``s with an outcome each (`outcomes`).
+position. Only after a failure do the events become ``Attempt``s with an outcome each (`redelivery`).
 
 New events are published and results evaluated at once, in the call that brings them: most batches have one event, and a
 task switch costs more than the rest of its delivery. Steps that wait, such as retries and commits, belong to the
@@ -21,12 +21,10 @@ from typing import Any
 
 from mailboat.delivery.batching import choose, total_bytes
 from mailboat.delivery.counters import WorkerCounters
-from mailboat.delivery.delivery_session import DeliverySession
-from mailboat.delivery.outcomes import Attempt, Outcome, evaluate, set_aside, settled_prefix
 from mailboat.delivery.parked_keys import RELAY_DIED, ParkedKeys
 from mailboat.delivery.publish import cant_encode, start_publish
-from mailboat.delivery.redelivery import RetryLoop
-from mailboat.delivery.stream import Checkpoint, Stream
+from mailboat.delivery.redelivery import Attempt, Outcome, RetryLoop, evaluate, set_aside, settled_prefix
+from mailboat.delivery.stream import Checkpoint, DeliverySession, Stream
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message, OutboxEvent
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures

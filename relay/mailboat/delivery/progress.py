@@ -18,9 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.poll_interval import PollInterval, WakeSettings, pause
-from mailboat.delivery.stream import Checkpoint, CheckpointHook, Clock
+from mailboat.delivery.stream import Checkpoint, CheckpointHook, Clock, DeliverySession
 from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, OutboxStore, Settlement, TickResult
 
 IN_FLIGHT_DELAY = 0.004

@@ -1,20 +1,26 @@
-"""One subscription in delivery: policy, sink and encoder, shared by its partitions in this relay; and its outages."""
+"""One subscription in delivery: policy, sink and encoder, shared by its partitions in this relay; and their session."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from random import Random
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import RetryPolicy
 from mailboat.delivery.batching import Limits
 from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.sinks.protocol import Sink
+from mailboat.store.outbox_store import CursorKey, Opened, Settlement
+
+if TYPE_CHECKING:
+    from mailboat.delivery.window_feeder import WindowFeeder
 
 log = logging.getLogger(__name__)
 
@@ -152,3 +158,32 @@ class Stream:
             bytes=min(settings.batch_bytes, traits.max_batch_bytes),
             one_per_key=settings.ordered and not traits.stops_behind_failure,
         )
+
+
+class DeliverySession(Protocol):
+    """The connected period of a relay, as partition workers, readers and the committer see it.
+
+    The session owns the partitions, their leases and all tasks. ``runtime.session`` implements it. The classes of this
+    package never call each other across partitions; they call the session.
+    """
+
+    def window_opened(self, opened: Opened) -> None:
+        """Pass the events of a newly opened window to the workers of its partitions."""
+
+    def lease_lost(self, key: CursorKey) -> None:
+        """Stop the worker of a partition that another relay owns, without settling (G5)."""
+
+    def lease_left(self) -> float:
+        """Return the seconds for which this relay may publish under its leases."""
+
+    def settle(self, settlement: Settlement) -> None:
+        """Queue progress for the next tick."""
+
+    async def commit(self, settlement: Settlement) -> None:
+        """Queue progress and return after its commit."""
+
+    def read(self, reader: WindowFeeder) -> None:
+        """Start a reader as a task of the session."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine as a task of the session. If it fails, the session ends with its error."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.partition_worker import PartitionWorker
-from mailboat.delivery.stream import Checkpoint, CheckpointHook
+from mailboat.delivery.stream import Checkpoint, CheckpointHook, DeliverySession
 from mailboat.store.outbox_store import CursorKey, OutboxStore, Window
 
 SLOW_MEMBER_TIMEOUT = 0.2
