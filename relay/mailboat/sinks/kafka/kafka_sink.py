@@ -136,10 +136,8 @@ class KafkaSink:
         for topic, run in groupby(enumerate(batch), key=lambda numbered: numbered[1].topic):
             indexes, messages = zip(*run, strict=True)
             if failures or self._closed:
-                reason = (
-                    SinkUnavailable("the sink is closed") if self._closed else Undecided("what is before it failed")
-                )
-                failures.update(dict.fromkeys(indexes, reason))
+                closed, undecided = SinkUnavailable("the sink is closed"), Undecided("what is before it failed")
+                failures.update(dict.fromkeys(indexes, closed if self._closed else undecided))
                 continue
             sink = self if topic is None else self._for(topic)
             answer = await sink.publish([message._replace(topic=None) for message in messages])

@@ -36,9 +36,7 @@ _OPTIONS: Final = (
 # Plain protobuf classes, because the wrappers exported by the types module cost more than the request itself.
 _Message: Final = PubsubMessage.pb()
 _PublishRequest: Final = PublishRequest.pb()
-_PublishResponse: Final = PublishResponse.pb()
 _GetTopicRequest: Final = GetTopicRequest.pb()
-_Topic: Final = Topic.pb()
 
 REFUSING: Final = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OUT_OF_RANGE})
 """The service read the request and refused it. A request fails as a whole, whichever of its messages is at fault."""
@@ -96,12 +94,12 @@ class PublisherChannel:
         self._publish = channel.unary_unary(
             "/google.pubsub.v1.Publisher/Publish",
             request_serializer=_PublishRequest.SerializeToString,
-            response_deserializer=_PublishResponse.FromString,
+            response_deserializer=PublishResponse.pb().FromString,
         )
         self._get_topic = channel.unary_unary(
             "/google.pubsub.v1.Publisher/GetTopic",
             request_serializer=_GetTopicRequest.SerializeToString,
-            response_deserializer=_Topic.FromString,
+            response_deserializer=Topic.pb().FromString,
         )
 
     @classmethod
