@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mailboat.delivery.backoff import RetryPolicy
 from mailboat.delivery.counters import Totals, WorkerCounters
 from mailboat.delivery.publish import SLACK
 from mailboat.delivery.stream import STILL_EVERY
@@ -20,7 +18,6 @@ from mailboat.runtime.subscription_status import subscription_status
 from mailboat.sinks.protocol import Failures
 from mailboat.testing.memory_sink import MemorySink
 from support.simulation import (
-    BACKOFF,
     DEAD_TOPIC,
     Fleet,
     RunningRelay,
@@ -31,8 +28,6 @@ from support.simulation import (
     subscription,
 )
 from support.virtual_time import in_virtual_time, until
-
-ONCE = RetryPolicy(1, BACKOFF, dead_letters=True)
 
 
 class Broken(MemorySink):
@@ -81,7 +76,7 @@ async def test_a_sink_that_raises_counts_as_unavailable_and_is_logged_once(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "mailboat")
-    fleet = Fleet([subscription("broken"), subscription("well")], settings(policy=ONCE), new_sink=Broken)
+    fleet = Fleet([subscription("broken"), subscription("well")], settings(max_attempts=1), new_sink=Broken)
     broken = fleet.sinks["shop/broken"]
     assert isinstance(broken, Broken)
     broken.how = how
@@ -173,7 +168,7 @@ async def test_a_sink_that_raises_for_the_dead_letter_topic_is_retried() -> None
                 return MemorySink.publish(self, batch)
             return super().publish(batch)
 
-    fleet = Fleet(streams=settings(policy=ONCE), dead_topic=True, new_sink=BrokenForTheDead)
+    fleet = Fleet(streams=settings(max_attempts=1), dead_topic=True, new_sink=BrokenForTheDead)
     assert isinstance(fleet.sink, Broken)
     fleet.sink.how = "raises later"
     poison, other = [event.event_id for event in fleet.write("a", "b")]
@@ -202,7 +197,7 @@ async def test_a_relay_without_memory_blames_no_event(error: Exception) -> None:
                 raise error
             return super().refusal(message)
 
-    fleet = Fleet(streams=settings(policy=replace(ONCE, max_attempts=2)), dead_topic=True, new_sink=Starved)
+    fleet = Fleet(streams=settings(max_attempts=2), dead_topic=True, new_sink=Starved)
     assert isinstance(fleet.sink, Starved)
     events = [event.event_id for event in fleet.write(*"abcabc")]
     fleet.sink.hungry = lambda message: message.event_id in events[2:]

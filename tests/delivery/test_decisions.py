@@ -9,11 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mailboat.delivery.backoff import Backoff, RetryPolicy
+from mailboat.delivery.backoff import Backoff
 from mailboat.delivery.poll_interval import LINGER, PollInterval, WakeSettings
 from mailboat.delivery.progress import merged
 from mailboat.delivery.rebalance import decide, orphans, targets
 from mailboat.delivery.redelivery import Attempt, Outcome, evaluate, set_aside, settled_prefix
+from mailboat.delivery.stream import StreamSettings
 from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
 from mailboat.model import OutboxEvent
 from mailboat.runtime.session import _primary_error
@@ -65,8 +66,8 @@ def test_back_off_doubles_up_to_its_ceiling() -> None:
     [(1, True, False), (2, True, False), (3, True, True), (4, True, True), (1, False, True)],
 )
 def test_attempts_end_at_the_limit_or_at_once(attempts: int, retryable: bool, exhausted: bool) -> None:
-    policy = RetryPolicy(3, Backoff(1, 2, 10, 0), dead_letters=True)
-    assert policy.exhausted(attempts, retryable) is exhausted
+    settings = StreamSettings(1, 1.0, 3, Backoff(1, 2, 10, 0), dead_letters=True)
+    assert settings.exhausted(attempts, retryable) is exhausted
 
 
 def test_a_recovered_outage_has_no_delay() -> None:

@@ -1,4 +1,4 @@
-"""Retry policy and back-off as immutable values. Callers count consecutive failures; a success resets the count."""
+"""Back-off as an immutable value. Callers count consecutive failures; a success resets the count."""
 
 from __future__ import annotations
 
@@ -23,20 +23,6 @@ class Backoff:
         steps = min(failures - 1, 64)
         plain = min(self.initial * self.factor**steps, self.ceiling)
         return plain * (1 + self.jitter * random.uniform(-1, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Attempt limit, back-off, and treatment of exhausted events."""
-
-    max_attempts: int
-    backoff: Backoff
-    dead_letters: bool
-    """If False, an event without attempts left blocks its key until a person decides."""
-
-    def exhausted(self, attempts: int, retryable: bool) -> bool:
-        """Return whether an event with this number of attempts gets no further one."""
-        return not retryable or attempts >= self.max_attempts
 
 
 OUTAGE_BACKOFF = Backoff(initial=0.25, factor=2, ceiling=5.0, jitter=0.2)

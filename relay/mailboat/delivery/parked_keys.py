@@ -144,18 +144,18 @@ class ParkedKeys:
         """Decide about an event after one more refusal: park it for a retry, or give it no further attempt."""
         refusal = item.refusal
         assert refusal is not None
-        policy, attempts = self._stream.settings.policy, item.attempts + 1
+        settings, attempts = self._stream.settings, item.attempts + 1
         failure = LastFailure(refusal.reason, str(refusal))
-        if policy.exhausted(attempts, refusal.retryable):
+        if settings.exhausted(attempts, refusal.retryable):
             return await self._end(item, attempts, failure)
-        retry_in, suspect = policy.backoff.delay(attempts, self._stream.random), failure.reason == RELAY_DIED
+        retry_in, suspect = settings.backoff.delay(attempts, self._stream.random), failure.reason == RELAY_DIED
         return Park(item.event, item.sequence, attempts, retry_in, failure, suspect=suspect, ordinal=item.ordinal)
 
     async def _end(self, item: Attempt, attempts: int, failure: LastFailure) -> Park | Dead:
         """Decide about an event that gets no further attempt: blocked, dead letter, or pending dead letter."""
-        policy = self._stream.settings.policy
+        settings = self._stream.settings
         park = Park(item.event, item.sequence, attempts, None, failure, ordinal=item.ordinal)
-        if not policy.dead_letters:
+        if not settings.dead_letters:
             return replace(park, blocked=True)
         notice = DeadLetterNotice(
             item.event,
@@ -169,7 +169,7 @@ class ParkedKeys:
         if await self._published(notice):
             return Dead(item.event, item.sequence, attempts, failure, item.ordinal)
         # If this relay is stopping, the next owner retries without delay.
-        retry_in = 0.0 if self._retry_loop.stopping else policy.backoff.ceiling
+        retry_in = 0.0 if self._retry_loop.stopping else settings.backoff.ceiling
         return replace(park, retry_in=retry_in, pending_dead_letter=True)
 
     async def _published(self, notice: DeadLetterNotice) -> bool:
@@ -242,7 +242,7 @@ class ParkedKeys:
             return
         ordered = settings.ordered
         self.keys.update(head.event.key for head in heads if head.event.key is not None and ordered)
-        limit = settings.policy.max_attempts
+        limit = settings.max_attempts
         retryable = [head for head in heads if not head.pending_dead_letter and self._used(head) < limit]
         exhausted = [head for head in heads if head not in retryable]
         await self._count_suspects(retryable)
@@ -263,7 +263,7 @@ class ParkedKeys:
 
     async def _count_suspects(self, heads: Sequence[Parked]) -> None:
         """Count the attempt of a crash suspect beforehand: a crash would leave it uncounted, and retries endless."""
-        backoff = self._stream.settings.policy.backoff
+        backoff = self._stream.settings.backoff
         counted = tuple(
             Park(
                 head.event,

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mailboat.cloudevents import MessageEncoder
-from mailboat.delivery.backoff import RetryPolicy
+from mailboat.delivery.backoff import Backoff
 from mailboat.delivery.batching import Limits
 from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.sinks.protocol import Sink
@@ -61,7 +61,11 @@ def ignore_checkpoint(point: Checkpoint) -> None:
 class StreamSettings:
     batch_size: int
     timeout: float
-    policy: RetryPolicy
+    max_attempts: int
+    backoff: Backoff
+    """Delay of the attempts after a refusal."""
+    dead_letters: bool
+    """If False, an event without attempts left blocks its key until a person decides."""
     batch_bytes: int = 4 * 1024 * 1024
     """Limit for the bytes of a batch and of a partition's inbox, so that large events do not exhaust memory."""
     ordered: bool = True
@@ -71,6 +75,10 @@ class StreamSettings:
     max_parked: int = 10_000
     """Number of parked events at which a partition takes no new events. Otherwise a destination that refuses everything
     would copy the whole outbox into the table of parked events."""
+
+    def exhausted(self, attempts: int, retryable: bool) -> bool:
+        """Return whether an event with this number of attempts gets no further one."""
+        return not retryable or attempts >= self.max_attempts
 
 
 @dataclass(slots=True)
