@@ -173,10 +173,8 @@ class ParkedKeys:
         return replace(park, retry_in=retry_in, pending_dead_letter=True)
 
     async def _published(self, notice: DeadLetterNotice) -> bool:
-        """Publish a notice if a topic is configured. Return False if the event must stay parked for now.
-
-        This is the case if the topic is unavailable or in back-off, if the worker is stopping, or if memory ran out.
-        """
+        """Publish a notice if a topic is configured. Return False if the event must stay parked for now: the topic is
+        unavailable or in back-off, the worker is stopping, or memory ran out."""
         stream, dead_topic, event_id = self._stream, self._stream.dead_topic, notice.event.event_id
         topic, about = stream.dead_letter_topic, {"subscription": stream.name}
         if topic is None:

@@ -4,9 +4,8 @@ On the success path no object is allocated per event: batches are lists, and a b
 position. Only after a failure do the events become ``Attempt``s with an outcome each (`redelivery`).
 
 New events are published and results evaluated at once, in the call that brings them: most batches have one event, and a
-task switch costs more than the rest of its delivery. Steps that wait, such as retries and commits, belong to the
-worker's task, and nothing else happens to the partition meanwhile. So no lock is needed, and new events of a key never
-overtake parked ones.
+task switch costs more than the rest of its delivery. Steps that wait, such as retries and commits, belong to the task,
+and nothing else happens to the partition meanwhile. So no lock is needed, and new events never overtake parked ones.
 """
 
 from __future__ import annotations
@@ -213,11 +212,8 @@ class PartitionWorker:
         self._work.set()
 
     async def note_in_flight(self, in_flight: bool) -> None:
-        """Store whether events are in flight, which decides whether a crash of this relay counts against an event.
-
-        While a sink is unavailable, relays may restart any number of times. Such restarts must not make an event a
-        dead letter.
-        """
+        """Store whether events are in flight. Only then a crash of this relay counts against an event: restarts during
+        an outage of the sink must not make an event a dead letter."""
         if in_flight != self._stored_in_flight:
             self._stored_in_flight = in_flight
             await self._session.commit(Settlement(self.lease, None, in_flight=in_flight))

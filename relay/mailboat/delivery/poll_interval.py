@@ -5,10 +5,9 @@
     lingering no events for a moment, and writers do not notify: poll every few milliseconds
     idle      no events for longer (``idle``): writers notify, and the interval grows from ``poll`` to ``longest``
 
-Once a notification has arrived, writers notify until polls find many events a second (``crowded``).
-Below that rate the relay is idle after each poll, and an event costs one notification and one tick, instead of polls
-every few milliseconds and two changes of the request for notifications. A poll by the clock that finds events without a
-notification ends this: writers may not notify here (a table without the trigger), or a notification was lost.
+Once a notification has arrived, writers notify until polls find many events a second (``crowded``). Below that rate
+the relay is idle after each poll, and an event costs one notification and one tick. A poll by the clock that finds
+events without a notification ends this: writers may not notify here (a table without the trigger), or one was lost.
 
 The interval does not grow while a transaction is open that began before notifications were requested. Its writer may
 have checked for the request before, so only a poll finds its events.

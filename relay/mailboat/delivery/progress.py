@@ -1,13 +1,11 @@
 """The committer: polls for new events and commits the progress of all partitions, one tick after another.
 
 Workers submit settlements. Plain progress inside a window is merged and may be delayed. A settlement that closes a
-window or must be durable triggers a tick immediately. While writers notify and none has done so since the window was
-opened, its end may be delayed too: the tick of the next event commits it. The same tick polls for new events for every
-cursor that is closed by then. Cursors are grouped by their ``settled_snapshot``, so one read serves all subscriptions
-at the head of the log.
+window or must be durable triggers a tick immediately, unless the end of the window can wait for the next event. The
+same tick polls for new events for every cursor that is closed by then. Cursors are grouped by their
+``settled_snapshot``, so one read serves all subscriptions at the head of the log.
 
-If a group has more events than one read holds, ticks skip the group until its window is measured. Measuring may take
-minutes. A later tick then opens the window.
+If a group has more events than one read holds, ticks skip the group until its window is measured, perhaps for minutes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Publishing to a sink that may violate its contract, such as a third-party sink, and errors of the encoder.
 
 A sink must return results within the timeout. If it raises or does not return, the relay must not end and the partition
-must not stop unnoticed. The sink then counts as unavailable, which costs no event an attempt and is reported.
-
-An error while a message is encoded counts against the event, since it would occur again. The exception is a lack of
-memory, which is a problem of the relay and costs no event an attempt.
+must not stop unnoticed. The sink then counts as unavailable, which costs no event an attempt and is reported. An error
+of the encoder counts against the event, since it would occur again, unless the relay lacks memory.
 
 A call that exceeds the timeout is cancelled, which purges its unsent messages. Nothing is sent again before the call
 has ended. So its messages may arrive twice, as after any lost acknowledgement, but in order (G9).

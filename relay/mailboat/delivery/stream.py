@@ -32,10 +32,8 @@ Clock = Callable[[], float]
 
 
 class Checkpoint(Enum):
-    """A named point of the delivery cycle, reported by a relay as it passes. Production ignores the reports.
-
-    Tests wait for a point instead of sleeping, and kill the process at every point to prove that no event is lost.
-    """
+    """A point of the delivery cycle, reported as a relay passes it. Production ignores the reports. Tests wait for a
+    point, and kill the process at every point to prove that no event is lost."""
 
     CLAIMED = "claimed"
     WINDOW_OPENED = "window-opened"
@@ -93,11 +91,8 @@ class DeadTopic:
 
 @dataclass(slots=True)
 class SinkHealth:
-    """Outage of one sink as the partitions of this relay see it, and its log lines. Times are of the stream's clock.
-
-    An outage begins with the first partition that can't deliver and ends when every partition of this relay can again.
-    So a cluster of which one broker is away does not fill the log with changes.
-    """
+    """Outage of one sink, and its log lines. It begins with the first partition that can't deliver and ends when every
+    partition of this relay can again, so that one broker that is away does not fill the log with changes."""
 
     subscription: str
     _unavailable: set[int] = field(default_factory=set)

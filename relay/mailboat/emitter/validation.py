@@ -129,12 +129,9 @@ def _refuse(argument: str, problem: str, cause: Exception | None = None) -> NoRe
 
 
 def _text(argument: str, value: object) -> str:
-    """Return a string that Postgres can store, UTF-8 without NUL, or raise.
-
-    A ``StrEnum`` becomes a plain string: psycopg would store the member's name instead of its value.
-    """
+    """Return a string that Postgres can store, UTF-8 without NUL, or raise."""
     if isinstance(value, Enum):
-        value = value.value
+        value = value.value  # psycopg would store the name of a ``StrEnum``
     if not isinstance(value, str):
         _refuse(argument, f"must be a string, not {type(value).__name__}")
     if "\0" in value:

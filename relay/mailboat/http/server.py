@@ -236,10 +236,7 @@ class HttpServer:
 
     @classmethod
     def bind(cls, host: str, port: int, advertised: str = "") -> HttpServer:
-        """Bind the address. The wildcard ``::`` includes IPv4, and means IPv4 alone if there is no IPv6.
-
-        Raises ``ConfigError`` if the address can't be bound.
-        """
+        """Bind the address or raise ``ConfigError``. ``::`` includes IPv4, and means IPv4 alone without IPv6."""
         try:
             return cls(listen(host, port, most=_CONNECTIONS), advertised)
         except OSError as error:

@@ -1,10 +1,8 @@
 """Threads for blocking calls: one per call, never from asyncio's default pool.
 
-That pool has a handful of threads for the whole process, and the DNS lookup of the database's address needs one of
-them. Twenty unavailable destinations, each with a call of ten seconds, would occupy the whole pool.
-
-A sink has at most one such call in flight, so there are never more threads than sinks. They are daemon threads: a call
-that hangs in a vendor's client does not prevent the relay from exiting.
+That pool has a handful of threads, and the DNS lookup of the database's address needs one of them: twenty unavailable
+destinations, each with a call of ten seconds, would occupy all. A sink has at most one such call in flight. The threads
+are daemons, so that a call that hangs in a vendor's client does not prevent the relay from exiting.
 """
 
 from __future__ import annotations

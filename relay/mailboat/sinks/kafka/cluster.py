@@ -80,11 +80,8 @@ class Cluster:
         return found
 
     def describe(self, topic: str, timeout: float) -> asyncio.Future[TopicFacts]:
-        """Request the metadata of a topic. Concurrent requests are combined and use one client.
-
-        The future raises the errors of ``describe_topics``, and ``SinkUnavailable``. A caller that is cancelled must
-        not cancel the future.
-        """
+        """Request the metadata of a topic. Concurrent requests use one client and one future, which a caller must not
+        cancel. It raises ``SinkUnavailable`` and the errors of ``describe_topics``."""
         answer = self._answers.get(topic)
         if answer is None:
             answer = self._answers[topic] = asyncio.get_running_loop().create_future()
@@ -116,11 +113,8 @@ class Cluster:
 
 
 class SharedProducer:
-    """Consecutive sessions, shared by sinks whose producers have the same settings.
-
-    A sink that caused the end of a session uses a separate session until it has not failed for a while: a sink that
-    failed once often fails again, and each failure costs the other sinks a new session.
-    """
+    """Consecutive sessions, shared by sinks whose producers have the same settings. A sink that caused the end of one
+    uses separate sessions for a while: it often fails again, and each failure costs the others a new session."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

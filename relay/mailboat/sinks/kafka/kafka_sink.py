@@ -1,11 +1,8 @@
 """The Kafka sink: one topic, over consecutive sessions, shared by all partitions of a subscription.
 
-Sinks with the same settings share sessions (``cluster``). After a failure that it caused, a sink uses separate sessions
-for a while, so that it does not end shared ones. A message whose refusal must be definite is sent in a separate session
-as well.
-
-Messages for another topic (dead letters) use a nested sink: a missing dead-letter topic must not end the session of all
-other messages.
+After a failure that it caused, a sink uses separate sessions for a while, so that it does not end shared ones
+(``cluster``). A message whose refusal must be definite is sent in a separate session as well. Messages for another
+topic (dead letters) use a nested sink: a missing topic must not end the session of all other messages.
 """
 
 from __future__ import annotations

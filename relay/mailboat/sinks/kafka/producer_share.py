@@ -242,10 +242,8 @@ class ProducerShare:
         self.stop(reason)
 
     def stop(self, reason: DeliveryError, *, in_flight: bool = True) -> None:
-        """End the session. ``reason`` is the result for messages of this share that no report explains.
-
-        Without ``in_flight``, messages already on the wire are not purged and may still be acknowledged.
-        """
+        """End the session; ``reason`` is the result for messages of this share that no report explains. Without
+        ``in_flight``, messages already on the wire are not purged and may still be acknowledged."""
         if not self.session.stopped:
             self.reason = reason
         self.session.stop(in_flight=in_flight)

@@ -128,10 +128,8 @@ class PublisherChannel:
 
 
 async def open_channel(destination: PubSubEndpoint, field: str) -> grpc.aio.Channel:
-    """Create a channel; it connects later. Raises ``SinkUnavailable`` if there are no credentials.
-
-    ``field`` is the part of the manifest that holds ``credentialsSecretRef``.
-    """
+    """Create a channel; it connects later. Raises ``SinkUnavailable`` if there are no credentials, which belong into
+    ``credentialsSecretRef`` of the manifest's ``field``."""
     if destination.plain:
         return grpc.aio.insecure_channel(destination.host, options=_OPTIONS)
     try:
