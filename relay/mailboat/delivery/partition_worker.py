@@ -90,8 +90,9 @@ class PartitionWorker:
         """Whether the task waits for work. Only then other calls advance the partition."""
         self._error: Exception | None = None
         """Error outside the task, which raises it."""
-        self._room = asyncio.Event()
-        self._room.set()
+        self.room = asyncio.Event()
+        """Set while the inbox accepts more events."""
+        self.room.set()
         self.stopping = False
         self._paused = False
         self._stored_in_flight = True
@@ -100,10 +101,6 @@ class PartitionWorker:
         self.parked = ParkedKeys(self.lease, stream, store, session, self._retry_loop)
 
     # -- interface for session and readers ---------------------------------------------------------------------------
-
-    @property
-    def has_room(self) -> bool:
-        return self._room.is_set()
 
     @property
     def starving(self) -> bool:
@@ -119,9 +116,6 @@ class PartitionWorker:
     def crash_count(self) -> int:
         """Crash count at the current position, 0 once enough batches succeeded. Above 0, reads are kept small."""
         return self._crashes_at_claim if self._watched_for > 0 else 0
-
-    async def room(self) -> None:
-        await self._room.wait()
 
     def offer(self, window: Window, events: Sequence[OutboxEvent], reached: int, last: bool) -> None:
         """Append the next events of the window. Drop events seen before, read again for slower partitions."""
@@ -139,9 +133,9 @@ class PartitionWorker:
     def _note_room(self) -> None:
         settings = self.stream.settings
         if self._queued < 2 * settings.batch_size and self._queued_bytes < settings.batch_bytes:
-            self._room.set()
+            self.room.set()
         else:
-            self._room.clear()
+            self.room.clear()
 
     def check_parked(self) -> None:
         self.parked.check_soon()

@@ -128,10 +128,6 @@ class RetryLoop:
             self._unpaused.set()
 
     @property
-    def paused(self) -> bool:
-        return not self._unpaused.is_set()
-
-    @property
     def stopping(self) -> bool:
         return self._worker.stopping
 
@@ -161,7 +157,7 @@ class RetryLoop:
                     return unavailable
                 failures += 1
                 await self._pause(OUTAGE_BACKOFF.delay(failures, self._stream.random))
-            if self.paused and not wait_for_sink:
+            if not self._unpaused.is_set() and not wait_for_sink:
                 return unavailable
             await self._unpaused.wait()
             if self.stopping:

@@ -56,14 +56,14 @@ class WindowFeeder:
                 return
 
     async def _until_room(self) -> None:
-        while full := {key: worker for key, worker in self.members.items() if not worker.has_room}:
-            waits = [asyncio.ensure_future(worker.room()) for worker in full.values()]
+        while full := {key: worker for key, worker in self.members.items() if not worker.room.is_set()}:
+            waits = [asyncio.ensure_future(worker.room.wait()) for worker in full.values()]
             try:
                 await asyncio.wait(waits, timeout=SLOW_MEMBER_TIMEOUT)
             finally:
                 for wait in waits:
                     wait.cancel()
-            full = {key: worker for key, worker in full.items() if key in self.members and not worker.has_room}
+            full = {key: worker for key, worker in full.items() if key in self.members and not worker.room.is_set()}
             if full and any(worker.starving for worker in self.members.values()):
                 for key in full:
                     del self.members[key]

@@ -79,8 +79,8 @@ class ProducerEpoch:
         """Result for messages of any share that no report explains."""
         self._changed = asyncio.Event()
         self._superseded = False
-        self._retired = False
         self.producer: Any = Producer({**settings, "logger": logger, "error_cb": self._on_error})
+        """None once it is retired."""
         self._close_thread: threading.Thread | None = None
         self._reported_at = self._started_at
         self._timer = self._loop.call_later(_SLOW, self._poll)
@@ -133,7 +133,7 @@ class ProducerEpoch:
 
     def stop(self, *, in_flight: bool = True) -> None:
         """Stop sending. Each call gets its results once librdkafka has reported on all its messages."""
-        if self._retired:
+        if self.producer is None:
             return
         self.stopped = True
         self.producer.purge(in_queue=True, in_flight=in_flight, blocking=False)
@@ -182,9 +182,8 @@ class ProducerEpoch:
         self.stopped = True
         self.drained.set()
         self.notify()  # ``stop`` did so as well, but reports may have arrived since
-        if self._retired:
+        if self.producer is None:
             return
-        self._retired = True
         self._timer.cancel()
         last, self.producer = [self.producer], None
         # Dropping the last reference closes the connections and blocks until they are closed.
@@ -205,12 +204,12 @@ class ProducerEpoch:
     def expect(self) -> None:
         """Poll fast from now on, since reports are due."""
         self._reported_at = self._loop.time()
-        if not self._retired and self._timer.when() > self._reported_at + _QUICK:
+        if self.producer is not None and self._timer.when() > self._reported_at + _QUICK:
             self._timer.cancel()
             self._timer = self._loop.call_at(self._reported_at + _QUICK, self._poll)
 
     def _poll(self) -> None:
-        if self._retired:
+        if self.producer is None:
             return
         now = self._loop.time()
         try:
