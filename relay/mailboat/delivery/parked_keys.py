@@ -164,7 +164,7 @@ class ParkedKeys:
             attempts,
             failure.reason,
             failure.error,
-            item.first_failed_at,
+            None if item.parked is None else item.parked.first_failed_at,
         )
         if await self._published(notice):
             return Dead(item.event, item.sequence, attempts, failure, item.ordinal)
@@ -324,15 +324,7 @@ class ParkedKeys:
 
 
 def _item(parked: Parked) -> Attempt:
-    return Attempt(
-        parked.event,
-        parked.sequence,
-        attempts=parked.attempts,
-        replay=parked.replay,
-        ordinal=parked.ordinal,
-        series=parked.series,
-        first_failed_at=parked.first_failed_at,
-    )
+    return Attempt(parked.event, parked.sequence, attempts=parked.attempts, parked=parked)
 
 
 def dead_letter_topic_error(error: DeliveryError) -> str:

@@ -19,7 +19,7 @@ from mailboat.delivery.publish import cant_encode, start_publish
 from mailboat.delivery.stream import Checkpoint, DeliverySession, Stream
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable
 from mailboat.model import Message, OutboxEvent
-from mailboat.store.outbox_store import Series
+from mailboat.store.outbox_store import Parked, Series
 
 if TYPE_CHECKING:
     from mailboat.delivery.partition_worker import PartitionWorker
@@ -43,12 +43,12 @@ class Attempt:
     refusal: EventRefused | None = None
     attempts: int = 0
     """Attempts counted before the current one."""
-    replay: bool = False
-    ordinal: int | None = None
-    """Row of the parked event, if the item was parked."""
-    series: Series | None = None
-    """Series of the sequence number. None means the current series of the partition, since the event is new."""
-    first_failed_at: str | None = None
+    parked: Parked | None = None
+    """The event as it was parked; None for a new event."""
+
+    @property
+    def ordinal(self) -> int | None:
+        return None if self.parked is None else self.parked.ordinal
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class RetryLoop:
                     partition=series.partition,
                     generation=series.generation,
                     attempt=item.attempts + 1,
-                    replay=item.replay,
+                    replay=item.parked is not None and item.parked.replay,
                 )
                 if (refusal := self._stream.sink.refusal(message)) is not None:
                     raise refusal
@@ -220,7 +220,8 @@ class RetryLoop:
         return messages, None
 
     def series_of(self, item: Attempt) -> Series:
-        return item.series or self._series
+        """Return the series of the sequence number: of a new event, the current one of the partition."""
+        return self._series if item.parked is None else item.parked.series
 
     async def lease_holds(self) -> bool:
         """Wait until the lease is renewed. Return False if the worker is stopped first."""
