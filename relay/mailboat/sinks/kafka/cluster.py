@@ -155,13 +155,8 @@ def describe_topics(
         nonlocal client_error
         client_error = more_specific(client_error, Report.of(error, "", -1))
 
-    settings: dict[str, Any] = {
-        **client,
-        "allow.auto.create.topics": False,
-        "enable.metrics.push": False,
-        "log_level": 0,
-        "error_cb": on_error,
-    }
+    quiet = {"allow.auto.create.topics": False, "enable.metrics.push": False, "log_level": 0}
+    settings: dict[str, Any] = {**client, **quiet, "error_cb": on_error}
     admin = AdminClient(settings)
     partitions: dict[str, int] = {}
     answers: dict[str, TopicFacts | SinkUnavailable] = {}

@@ -77,18 +77,18 @@ class PubSubSink:
         self._closed = False
         if self._connection is None:
             self._connection = await PublisherChannel.open(self._destination, self._topic)
-        await self._look_up(self._connection, self._topic)
+        await self._look_up(self._topic)
 
     async def check_topic(self, topic: str) -> None:
         """Raise ``SinkUnavailable`` if another topic of the project, for dead letters, does not exist."""
+        await self._look_up(self._path(topic))
+
+    async def _look_up(self, topic: str) -> None:
         if self._connection is None:
             raise SinkUnavailable("the sink is not open")
-        await self._look_up(self._connection, self._path(topic))
-
-    async def _look_up(self, connection: PublisherChannel, topic: str) -> None:
         timeout = min(_OPEN_TIMEOUT, self._delivery_timeout)
         try:
-            await connection.look_up_topic(topic, timeout=timeout)
+            await self._connection.look_up_topic(topic, timeout=timeout)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.PERMISSION_DENIED:  # a publisher need not have topics.get permission
                 raise unavailable(error, topic, self._destination.host, timeout) from error
@@ -160,12 +160,13 @@ class PubSubSink:
 
     async def _send_in_order(self, call: _Call, indexes: Sequence[int], key: str, turn: _Turn) -> None:
         arrives = turn.before is None or await asyncio.shield(turn.before)
-        for request in _requests_of_one_topic_each(call.batch, indexes):
-            if arrives and key not in call.hold.blocked:
-                arrives = await self._send(call, request, key)
-            else:
-                call.fail(request, Undecided("an earlier message of its key did not arrive"))
-                arrives = False
+        for _, run in groupby(indexes, key=lambda index: call.batch[index].topic):
+            for request in requests(call.batch, list(run)):
+                if arrives and key not in call.hold.blocked:
+                    arrives = await self._send(call, request, key)
+                else:
+                    call.fail(request, Undecided("an earlier message of its key did not arrive"))
+                    arrives = False
         self._end(key, turn, arrived=arrives)
 
     async def _send(self, call: _Call, request: Sequence[int], key: str) -> bool:
@@ -252,11 +253,6 @@ class _Call:
         for index in indexes:
             self.failures[index] = error
             self.hold.stop(self.batch[index].key)
-
-
-def _requests_of_one_topic_each(batch: Sequence[Message], indexes: Sequence[int]) -> list[list[int]]:
-    runs = [list(run) for _, run in groupby(indexes, key=lambda index: batch[index].topic)]
-    return [request for run in runs for request in requests(batch, run)]
 
 
 def request_bytes(message: Message) -> int:
