@@ -236,8 +236,6 @@ class ProducerEpoch:
         self._fatal = self._fatal or fatal
         self.stop()
 
-    # ---- waiting ---------------------------------------------------------------------------------------------------
-
     def notify(self) -> None:
         self._changed.set()
 

@@ -206,8 +206,6 @@ class PubSubSink:
             return EventRefused(f"its key or headers can't be sent: {error}", reason="InvalidText", retryable=False)
         return None
 
-    # ---- the connection --------------------------------------------------------------------------------------------
-
     async def _renew_suspect_connection(self, call: _Call) -> None:
         """Replace the connection after a timeout, if no other call uses it: the peer may be gone without a reset."""
         if self._suspect and self._calls == {call}:
