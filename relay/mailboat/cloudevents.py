@@ -1,10 +1,8 @@
 """Wire format of events: CloudEvents in binary mode, CloudEvents as one JSON document, outbox columns, or raw.
 
-Each format sends only its own headers (docs/messages.md), since headers are most of a producer's CPU time.
-
-An :class:`MessageEncoder` is created once per subscription and encodes every event, so values common to many events are
-built in advance. Application data is passed through unchanged: headers are parsed for validation, the payload only for
-``CloudEventsJson``, to detect JSON. Mailboat's headers come first and can't be overwritten by the application's.
+Each format sends only its own headers (docs/messages.md), since headers are most of a producer's CPU time. They come
+first and can't be overwritten by the application's. Application data is passed through unchanged: headers are parsed
+for validation, the payload only for ``CloudEventsJson``, to detect JSON.
 
 A tombstone (an event without payload) has no value in any format, so that log compaction treats it as one.
 """
@@ -57,7 +55,7 @@ class DeadLetterNotice:
 
 
 class MessageEncoder:
-    """Encodes events as messages of one format, with the sink's prefix for CloudEvents attributes."""
+    """Encodes the events of a subscription as messages of one format. Values common to many are built in advance."""
 
     def __init__(self, format: Format | str, *, source: str, header_prefix: str) -> None:
         self.format = Format(format)

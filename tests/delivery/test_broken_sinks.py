@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mailboat.delivery.backoff import RetryPolicy
+from mailboat.delivery.counters import Totals, WorkerCounters
 from mailboat.delivery.publish import SLACK
-from mailboat.delivery.sink_health import STILL_EVERY
-from mailboat.delivery.worker_counters import Totals, WorkerCounters
+from mailboat.delivery.stream import STILL_EVERY
 from mailboat.errors import EventRefused
 from mailboat.model import Message
 from mailboat.runtime.subscription_status import subscription_status
 from mailboat.sinks.protocol import Failures
 from mailboat.testing.memory_sink import MemorySink
 from support.simulation import (
-    BACKOFF,
     DEAD_TOPIC,
     Fleet,
     RunningRelay,
@@ -31,8 +28,6 @@ from support.simulation import (
     subscription,
 )
 from support.virtual_time import in_virtual_time, until
-
-ONCE = RetryPolicy(1, BACKOFF, dead_letters=True)
 
 
 class Broken(MemorySink):
@@ -81,7 +76,7 @@ async def test_a_sink_that_raises_counts_as_unavailable_and_is_logged_once(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "mailboat")
-    fleet = Fleet([subscription("broken"), subscription("well")], settings(policy=ONCE), new_sink=Broken)
+    fleet = Fleet([subscription("broken"), subscription("well")], settings(max_attempts=1), new_sink=Broken)
     broken = fleet.sinks["shop/broken"]
     assert isinstance(broken, Broken)
     broken.how = how
@@ -100,7 +95,7 @@ async def test_a_sink_that_raises_counts_as_unavailable_and_is_logged_once(
     assert fleet.arrived("shop/broken") == events
     assert {attempt_number(message) for message in broken.arrived} == {1}, "G4"
     assert status_of(fleet, relay) == (True, ""), "a success clears the error"
-    story = [record.message.partition(":")[0] for record in caplog.records if record.name.endswith("sink_health")]
+    story = [record.message.partition(":")[0] for record in caplog.records if record.name.endswith("stream")]
     assert story == ["Sink unavailable", "Sink still unavailable", "Sink reachable again"]
 
 
@@ -173,7 +168,7 @@ async def test_a_sink_that_raises_for_the_dead_letter_topic_is_retried() -> None
                 return MemorySink.publish(self, batch)
             return super().publish(batch)
 
-    fleet = Fleet(streams=settings(policy=ONCE), dead_topic=True, new_sink=BrokenForTheDead)
+    fleet = Fleet(streams=settings(max_attempts=1), dead_topic=True, new_sink=BrokenForTheDead)
     assert isinstance(fleet.sink, Broken)
     fleet.sink.how = "raises later"
     poison, other = [event.event_id for event in fleet.write("a", "b")]
@@ -202,7 +197,7 @@ async def test_a_relay_without_memory_blames_no_event(error: Exception) -> None:
                 raise error
             return super().refusal(message)
 
-    fleet = Fleet(streams=settings(policy=replace(ONCE, max_attempts=2)), dead_topic=True, new_sink=Starved)
+    fleet = Fleet(streams=settings(max_attempts=2), dead_topic=True, new_sink=Starved)
     assert isinstance(fleet.sink, Starved)
     events = [event.event_id for event in fleet.write(*"abcabc")]
     fleet.sink.hungry = lambda message: message.event_id in events[2:]
@@ -232,7 +227,7 @@ def test_the_last_error_of_an_ended_worker_has_its_age_until_a_success_clears_it
     failed, older, delivered = WorkerCounters(), WorkerCounters(), WorkerCounters()
     failed.note_error("no broker", 10.0)
     older.note_error("refused", 5.0)
-    delivered.note_delivery(12.0)
+    delivered.delivered_at = 12.0
 
     def told_after(ended: WorkerCounters) -> tuple[str | None, float | None]:
         totals.add("shop/orders", ended)

@@ -7,22 +7,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from mailboat.delivery.backoff import RetryPolicy
-from mailboat.delivery.worker_counters import Totals
+from mailboat.delivery.counters import Totals
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message
 from mailboat.runtime.subscription_status import subscription_status
 from mailboat.sinks.protocol import Failures
 from mailboat.testing.memory_sink import MemorySink
-from support.simulation import BACKOFF, DEAD_TOPIC, Fleet, always, refusing, sequence_number, settings, subscription
+from support.simulation import DEAD_TOPIC, Fleet, always, refusing, sequence_number, settings, subscription
 from support.virtual_time import in_virtual_time, until
-
-BLOCK = RetryPolicy(3, BACKOFF, dead_letters=False)
 
 
 @in_virtual_time
 async def test_block_holds_the_key_until_a_manual_decision_and_other_keys_continue() -> None:
-    fleet = Fleet(streams=settings(policy=BLOCK))
+    fleet = Fleet(streams=settings(dead_letters=False))
     first, *_ = events = [event.event_id for event in fleet.write("a", "a", "b")]
     refusals = refusing(fleet)
     refusals.times.update(always(first))
@@ -56,8 +53,7 @@ class DeadTopicAway(MemorySink):
 async def test_at_the_limit_of_parked_events_delivery_stops_with_a_condition_until_some_are_removed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    once = RetryPolicy(1, BACKOFF, dead_letters=False)
-    fleet = Fleet(streams=settings(policy=once, batch_size=1, max_parked=3))
+    fleet = Fleet(streams=settings(max_attempts=1, dead_letters=False, batch_size=1, max_parked=3))
     blocked = [event.event_id for event in fleet.write("a", "b", "c")]
     refusing(fleet).times.update(dict.fromkeys(blocked, 1000))
     relay = fleet.start()
@@ -102,9 +98,8 @@ async def test_a_dead_letter_is_announced_and_one_that_can_not_be_waits() -> Non
 async def test_an_unavailable_dead_letter_topic_is_reported_and_does_not_block_healthy_keys(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    once = RetryPolicy(1, BACKOFF, dead_letters=True)
     fleet = Fleet(
-        declared=[subscription(partitions=2)], streams=settings(policy=once), dead_topic=True, new_sink=DeadTopicAway
+        declared=[subscription(partitions=2)], streams=settings(max_attempts=1), dead_topic=True, new_sink=DeadTopicAway
     )
     assert isinstance(fleet.sink, DeadTopicAway)
     fleet.sink.seconds = 5.0
@@ -135,8 +130,7 @@ async def test_an_unavailable_dead_letter_topic_is_reported_and_does_not_block_h
 
 @in_virtual_time
 async def test_a_stopped_relay_leaves_pending_dead_letters_to_the_next_owner() -> None:
-    once = RetryPolicy(1, BACKOFF, dead_letters=True)
-    fleet = Fleet(streams=settings(policy=once, batch_size=20), dead_topic=True, new_sink=DeadTopicAway)
+    fleet = Fleet(streams=settings(max_attempts=1, batch_size=20), dead_topic=True, new_sink=DeadTopicAway)
     assert isinstance(fleet.sink, DeadTopicAway)
     fleet.sink.dead_topic_away, fleet.sink.seconds = False, 3.0
     poison = [event.event_id for event in fleet.write(*(f"key-{number}" for number in range(20)))]

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mailboat.delivery.backoff import Backoff, Outage, RetryPolicy
-from mailboat.delivery.outcomes import Attempt, Outcome, evaluate, set_aside, settled_prefix
+from mailboat.delivery.backoff import Backoff
 from mailboat.delivery.poll_interval import LINGER, PollInterval, WakeSettings
 from mailboat.delivery.progress import merged
 from mailboat.delivery.rebalance import decide, orphans, targets
+from mailboat.delivery.redelivery import Attempt, Outcome, evaluate, set_aside, settled_prefix
+from mailboat.delivery.stream import StreamSettings
 from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
 from mailboat.model import OutboxEvent
 from mailboat.runtime.session import _primary_error
@@ -65,16 +66,12 @@ def test_back_off_doubles_up_to_its_ceiling() -> None:
     [(1, True, False), (2, True, False), (3, True, True), (4, True, True), (1, False, True)],
 )
 def test_attempts_end_at_the_limit_or_at_once(attempts: int, retryable: bool, exhausted: bool) -> None:
-    policy = RetryPolicy(3, Backoff(1, 2, 10, 0), dead_letters=True)
-    assert policy.exhausted(attempts, retryable) is exhausted
+    settings = StreamSettings(1, 1.0, 3, Backoff(1, 2, 10, 0), dead_letters=True)
+    assert settings.exhausted(attempts, retryable) is exhausted
 
 
 def test_a_recovered_outage_has_no_delay() -> None:
-    outage = Outage(Backoff(1.0, 2.0, 10.0, 0.0))
-    assert outage.delay(Random()) == 0
-    worse = outage.failed().failed()
-    assert worse.delay(Random()) == 2
-    assert worse.recovered().delay(Random()) == 0
+    assert Backoff(1.0, 2.0, 10.0, 0.0).delay(0, Random()) == 0
 
 
 # -- poll interval ---------------------------------------------------------------------------------------------------
@@ -123,7 +120,7 @@ def test_writers_notify_until_events_come_often(interval: float, crowded: bool) 
         often |= poll_interval.crowded(now)
         poll_interval = poll_interval.quiet(now)
     assert often is crowded
-    assert not poll_interval.unnotified().crowded(200.0)
+    assert not PollInterval(poll_interval.settings).crowded(200.0)
 
 
 def test_writers_do_not_notify_a_relay_that_is_behind_however_slow_its_polls_are() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mailboat.delivery.checkpoints import Checkpoint
+from mailboat.delivery.stream import Checkpoint
 from mailboat.model import Message
 from mailboat.sinks.protocol import Failures, Traits
 from mailboat.store.outbox_store import CursorKey

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from mailboat.delivery.backoff import RetryPolicy
-from mailboat.delivery.checkpoints import Checkpoint
+from mailboat.delivery.stream import Checkpoint
 from mailboat.errors import EventRefused
 from mailboat.model import Message
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, Traits
@@ -18,7 +17,7 @@ from mailboat.store.outbox_store import Parked
 from mailboat.store.settings import ReadLimits
 from mailboat.testing.memory_sink import MemorySink
 from support.memory_outbox import MemoryStore
-from support.simulation import BACKOFF, Fleet, always, attempt_number, refusing, sequence_number, settings, subscription
+from support.simulation import Fleet, always, attempt_number, refusing, sequence_number, settings, subscription
 from support.virtual_time import in_virtual_time, until
 
 CAREFUL = Traits(header_prefix="ce_", stops_behind_failure=False)
@@ -149,7 +148,7 @@ async def test_an_event_that_cannot_be_sent_is_dead_at_once_and_its_key_continue
 
 @in_virtual_time
 async def test_an_outage_costs_no_attempt_and_delivery_resumes() -> None:
-    fleet = Fleet(streams=settings(policy=RetryPolicy(1, BACKOFF, dead_letters=True)))
+    fleet = Fleet(streams=settings(max_attempts=1))
     relay = await fleet.started()
     fleet.sink.go_away("no route to host")
     events = [event.event_id for event in fleet.write(*"abcabcabc")]

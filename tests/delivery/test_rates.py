@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mailboat.delivery.histograms import DeliveryRate
+from mailboat.delivery.counters import DeliveryRate
 from support.simulation import Fleet
 from support.virtual_time import in_virtual_time
 

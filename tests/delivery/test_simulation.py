@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from mailboat.delivery.checkpoints import Checkpoint
+from mailboat.delivery.stream import Checkpoint
 from mailboat.model import OutboxEvent
 from mailboat.sinks.protocol import Traits
 from mailboat.store.settings import ReadLimits
@@ -119,7 +119,7 @@ def check(fleet: Fleet, history: History) -> None:
         for key, ids in first_arrivals.items():
             assert key is None or ids == sorted(ids), f"G2: key {key} out of order"
 
-        limit = fleet.streams.policy.max_attempts
+        limit = fleet.streams.max_attempts
         assert all(row.attempts <= limit for row in dead.values()), "G4: more attempts than allowed"
         for message in messages:
             refused = history.refusals.given[message.event_id]

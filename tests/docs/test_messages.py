@@ -12,7 +12,7 @@ import pytest
 
 from mailboat.cloudevents import DeadLetterNotice, MessageEncoder, dead_letter_message
 from mailboat.delivery.parked_keys import RELAY_DIED
-from mailboat.delivery.unexpected_errors import CANT_ENCODE
+from mailboat.delivery.publish import CANT_ENCODE
 from mailboat.model import OutboxEvent
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.pubsub import PubSubSink

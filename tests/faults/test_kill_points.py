@@ -18,7 +18,7 @@ import pytest
 
 from conftest import TopicFactory
 from mailboat import emit
-from mailboat.delivery.checkpoints import Checkpoint
+from mailboat.delivery.stream import Checkpoint
 from mailboat.store.settings import ReadLimits
 from mailboat_devservers.kafka import KafkaServer
 from mailboat_devservers.postgres import Database

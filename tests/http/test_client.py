@@ -9,9 +9,9 @@ from support.relay_statuses import relay
 
 async def test_an_unreachable_relay_has_an_error_and_the_others_their_status(relays):
     relays.statuses = [relay()]
-    server = HttpServer.bind("127.0.0.1", 0)
+    server = HttpServer("127.0.0.1", 0)
     await server.start(HttpApi(lambda: relays.statuses, relays.assign).application())
-    closed = HttpServer.bind("127.0.0.1", 0)
+    closed = HttpServer("127.0.0.1", 0)
     closed_address = closed.address
     await closed.close()
     try:
@@ -24,7 +24,7 @@ async def test_an_unreachable_relay_has_an_error_and_the_others_their_status(rel
 
 
 async def test_another_http_server_is_not_taken_for_a_relay(relays):
-    server = HttpServer.bind("127.0.0.1", 0)
+    server = HttpServer("127.0.0.1", 0)
     await server.start(HttpApi(lambda: relays.statuses, relays.assign).application())
     try:
         (response,) = await fetch_statuses([f"{server.address}/elsewhere/"])
@@ -39,7 +39,7 @@ async def test_an_invalid_address_is_reported():
 
 
 async def test_a_relay_that_accepts_and_never_answers_times_out():
-    silent = HttpServer.bind("127.0.0.1", 0)
+    silent = HttpServer("127.0.0.1", 0)
     try:
         (response,) = await fetch_statuses([silent.address], timeout=0.2)
     finally:

@@ -114,7 +114,7 @@ async def test_the_wildcard_address_accepts_ipv4_and_if_available_ipv6(kernel, m
 
         monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: True)
         monkeypatch.setattr(socket, "create_server", refusing)
-    server = HttpServer.bind("::", 0, "2001:db8::7")
+    server = HttpServer("::", 0, "2001:db8::7")
     try:
         assert server.address.startswith("http://[2001:db8::7]:"), "the advertised address"
         port = int(server.address.rpartition(":")[2])
@@ -149,10 +149,10 @@ async def reaches_livez(client):
 
 
 async def test_an_address_in_use_is_refused_with_a_remedy():
-    first = HttpServer.bind("127.0.0.1", 0)
+    first = HttpServer("127.0.0.1", 0)
     port = int(first.address.rpartition(":")[2])
     try:
         with pytest.raises(ConfigError, match=f"can't listen on 127.0.0.1:{port}: .*--listen"):
-            HttpServer.bind("127.0.0.1", port)
+            HttpServer("127.0.0.1", port)
     finally:
         await first.close()

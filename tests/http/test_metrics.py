@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from mailboat.delivery.histograms import DeliveryHistograms
+from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.runtime.relay_status import RelayState
 from mailboat.store.coverage import Coverage
 from mailboat_spec.relay_status import as_json

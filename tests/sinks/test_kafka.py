@@ -17,9 +17,9 @@ from confluent_kafka.admin import AdminClient
 from mailboat.errors import ConfigError, EventRefused, SinkUnavailable
 from mailboat.model import Message
 from mailboat.sinks.kafka import KafkaSink
+from mailboat.sinks.kafka.cluster import TopicFacts, describe_topics
 from mailboat.sinks.kafka.kafka_errors import Report, more_specific, no_answer
 from mailboat.sinks.kafka.librdkafka_settings import producer_settings
-from mailboat.sinks.kafka.topic import TopicFacts, describe_topics
 from mailboat_spec.resources import kafka_settings
 from support.sink_backends import KafkaBackend, Opened, context, message, publish_until_delivered
 from support.wait import await_until, wait_until
@@ -56,7 +56,7 @@ class RefusedLogin(AdminClient):
 
 
 def test_a_refused_login_is_reported_although_the_broker_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mailboat.sinks.kafka.topic.AdminClient", RefusedLogin)
+    monkeypatch.setattr("mailboat.sinks.kafka.cluster.AdminClient", RefusedLogin)
     topics = describe_topics({"bootstrap.servers": "127.0.0.1:1"}, ["orders"], timeout=0.2)
     assert "refused the login" in str(topics["orders"])
 
@@ -239,7 +239,7 @@ class WithoutDescribeConfigs(AdminClient):
 
 @pytest.fixture
 def forbid_describe_configs(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    return lambda: monkeypatch.setattr("mailboat.sinks.kafka.topic.AdminClient", WithoutDescribeConfigs)
+    return lambda: monkeypatch.setattr("mailboat.sinks.kafka.cluster.AdminClient", WithoutDescribeConfigs)
 
 
 async def test_if_the_limit_is_unknown_the_broker_decides(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +67,7 @@ async def session(monkeypatch: pytest.MonkeyPatch) -> ProducerEpoch:
         "queue.buffering.max.messages": str(LIMIT),
         "queue.buffering.max.kbytes": "1024",
     }
-    return ProducerEpoch(settings, logger=logging.getLogger("test"))
+    return ProducerEpoch(settings)
 
 
 def begun(share: ProducerShare, *numbers: int) -> PublishCall:

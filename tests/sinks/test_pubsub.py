@@ -14,10 +14,11 @@ from mailboat.errors import ConfigError, EventRefused, SinkUnavailable
 from mailboat.model import Message
 from mailboat.sinks.pubsub import PubSubSink
 from mailboat.sinks.pubsub.channel import PubSubEndpoint
-from mailboat.sinks.pubsub.limits import GOOD_REQUEST_BYTES, MAX_REQUEST_MESSAGES, refusal, request_bytes, requests
+from mailboat.sinks.pubsub.pubsub_sink import GOOD_REQUEST_BYTES, MAX_REQUEST_MESSAGES, request_bytes, requests
 from support.sink_backends import POISON, Opened, PubSubBackend, context, message
 
 HEADERS = {"event_id": "event-1"}
+UNCONNECTED = PubSubSink("acme", "orders", PubSubEndpoint("pubsub.test:443", plain=True), delivery_timeout=10.0)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ HEADERS = {"event_id": "event-1"}
     ],
 )
 def test_a_message_above_a_limit_of_pubsub_is_refused_before_publishing(outgoing: Message, reason: str) -> None:
-    refused = refusal(outgoing)
+    refused = UNCONNECTED.refusal(outgoing)
 
     assert refused is not None
     assert refused.reason == reason
@@ -44,7 +45,7 @@ def test_a_message_above_a_limit_of_pubsub_is_refused_before_publishing(outgoing
 def test_a_message_at_the_limits_is_accepted() -> None:
     headers = {f"{n:03}" + "n" * 253: "v" * 1024 for n in range(100)}
 
-    assert refusal(Message("1", "k" * 1024, b"." * 9_000_000, headers)) is None
+    assert UNCONNECTED.refusal(Message("1", "k" * 1024, b"." * 9_000_000, headers)) is None
 
 
 @given(st.lists(st.integers(0, 3_000_000), max_size=30))

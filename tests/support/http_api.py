@@ -37,7 +37,7 @@ class Relays:
 
 async def serving(relays: Relays, callers: CallerAuth) -> AsyncIterator[aiohttp.ClientSession]:
     """Yield a client of a server with this authentication."""
-    server = HttpServer.bind("127.0.0.1", 0)
+    server = HttpServer("127.0.0.1", 0)
     api = HttpApi(lambda: relays.statuses, relays.assign, callers, stopping=lambda: relays.stopping)
     await server.start(api.application())
     try:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook, ignore_checkpoint
+from mailboat.delivery.stream import Checkpoint, CheckpointHook, ignore_checkpoint
 from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.manifest_files import load
 from mailboat.runtime.relay import Relay

@@ -21,7 +21,7 @@ from typing import Any, Self, cast
 
 import psycopg
 
-from mailboat.delivery.checkpoints import Checkpoint
+from mailboat.delivery.stream import Checkpoint
 from mailboat.runtime.timings import Timings
 from mailboat.store.settings import ReadLimits
 from mailboat_devservers.processes import Child

@@ -6,16 +6,15 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from random import Random
 
 from mailboat.cloudevents import MessageEncoder
-from mailboat.delivery.backoff import Backoff, RetryPolicy
-from mailboat.delivery.checkpoints import CheckpointHook, ignore_checkpoint
+from mailboat.delivery.backoff import Backoff
+from mailboat.delivery.counters import Totals
 from mailboat.delivery.poll_interval import WakeSettings
-from mailboat.delivery.stream import Stream, StreamSettings
-from mailboat.delivery.worker_counters import Totals
+from mailboat.delivery.stream import CheckpointHook, Stream, StreamSettings, ignore_checkpoint
 from mailboat.errors import DatabaseUnavailable, LeaseLost
 from mailboat.model import Message, OutboxEvent
 from mailboat.runtime.session import RelaySession
@@ -35,8 +34,7 @@ DEAD_TOPIC = "orders.dead"
 
 def settings(**changes: object) -> StreamSettings:
     """Return settings with three attempts, dead letters and batches of four."""
-    plain: dict[str, object] = {"batch_size": 4, "timeout": 1.0, "policy": RetryPolicy(3, BACKOFF, dead_letters=True)}
-    return StreamSettings(**(plain | changes))  # type: ignore[arg-type]
+    return replace(StreamSettings(4, 1.0, 3, BACKOFF, dead_letters=True), **changes)  # type: ignore[arg-type]
 
 
 def subscription(name: str = "orders", *, partitions: int = 1, **spec: object) -> EventSubscription:

@@ -148,7 +148,7 @@ class Process:
         # Before any relay reads them: a secret replaced while relays are created would be missed until its next change.
         self._secrets_seen = fingerprint([self.secrets_folder]) if self.secrets_folder is not None else None
         self.secret_versions = secret_versions(self.secrets_folder)
-        self._server = HttpServer.bind(*listen, advertised)
+        self._server = HttpServer(*listen, advertised)
 
     async def run(self, manifests: Manifests | None) -> None:
         """Run relays until a signal: for the manifests or, without them, for the configuration that is followed."""

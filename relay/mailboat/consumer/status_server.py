@@ -25,7 +25,7 @@ async def run_with_status(
     try:
         await asyncio.sleep(0)  # the work begins before its status is served
         if listen is not None:
-            server = HttpServer.bind(*parse_address(listen))
+            server = HttpServer(*parse_address(listen))
             await server.start(ConsumerHttpApi(report, ReportCollector(report)).application())
         await asyncio.shield(task)
     except BaseException:

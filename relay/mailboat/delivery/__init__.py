@@ -6,7 +6,7 @@ The path of an event at the head of the log:
 1. The committer (`progress`) runs a tick: the store opens a window and returns its events, routed to partitions.
 2. The `partition_worker` takes a batch, sets aside the events of parked keys, and encodes and publishes the rest.
    The next batch is taken while the previous one is in flight.
-3. The results are evaluated (`outcomes`): delivered, refused (the key is parked, or the event becomes a dead letter),
+3. The results are evaluated (`redelivery`): delivered, refused (the key is parked, or the event becomes a dead letter),
    or pending for another attempt.
 4. The settlement goes to the committer. The next tick commits the progress of all partitions and polls for new events
    in the same transaction.

@@ -1,8 +1,8 @@
-"""Retry policy and back-off as immutable values; a success resets the back-off."""
+"""Back-off as an immutable value. Callers count consecutive failures; a success resets the count."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 
@@ -16,42 +16,13 @@ class Backoff:
     jitter: float
 
     def delay(self, failures: int, random: Random) -> float:
-        """Return the seconds to wait after this number of consecutive failures (at least one)."""
+        """Return the seconds to wait after this number of consecutive failures; 0 after none."""
+        if failures == 0:
+            return 0.0
         # Bound the exponent first: factor ** 10_000 does not fit into a float.
         steps = min(failures - 1, 64)
         plain = min(self.initial * self.factor**steps, self.ceiling)
         return plain * (1 + self.jitter * random.uniform(-1, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Attempt limit, back-off, and treatment of exhausted events."""
-
-    max_attempts: int
-    backoff: Backoff
-    dead_letters: bool
-    """If False, an event without attempts left blocks its key until a person decides."""
-
-    def exhausted(self, attempts: int, retryable: bool) -> bool:
-        """Return whether an event with this number of attempts gets no further one."""
-        return not retryable or attempts >= self.max_attempts
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """Back-off while a sink is unavailable. ``failures`` is 0 while the sink is available."""
-
-    backoff: Backoff
-    failures: int = 0
-
-    def failed(self) -> Outage:
-        return replace(self, failures=self.failures + 1)
-
-    def recovered(self) -> Outage:
-        return replace(self, failures=0)
-
-    def delay(self, random: Random) -> float:
-        return self.backoff.delay(self.failures, random) if self.failures else 0.0
 
 
 OUTAGE_BACKOFF = Backoff(initial=0.25, factor=2, ceiling=5.0, jitter=0.2)

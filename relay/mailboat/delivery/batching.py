@@ -1,7 +1,4 @@
-"""Selection of the next batch: as many queued events as fit, in order, without events of parked keys.
-
-Usually the batch is a plain slice of the queue, found without a check of each event.
-"""
+"""Selection of the next batch: as many queued events as fit, in order, without events of parked keys."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ _payload, _headers, _tags = (itemgetter(OutboxEvent._fields.index(name)) for nam
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Size limits of a batch."""
-
     messages: int
     bytes: int
     """Total size of the events. A single event may be larger."""
@@ -52,7 +47,7 @@ def choose(
 
     ``bytes``: total size of ``events``. If all of them fit into one batch, the slice is not measured again.
     """
-    if not parked and not limits.one_per_key:
+    if not parked and not limits.one_per_key:  # usually: the batch is a slice, found without a check of each event
         end = min(start + limits.messages, len(events))
         if bytes <= limits.bytes or total_bytes(events[start:end]) <= limits.bytes:
             return BatchChoice(range(start, end), (), end)

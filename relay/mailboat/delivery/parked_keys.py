@@ -2,6 +2,11 @@
 
 The store holds the parked events. This module caches the set of their keys, so that the worker sends no later event of
 such a key, and the time of the next attempt. A key leaves the set when its queue in the store is empty.
+
+If there is a dead-letter topic, an event becomes a dead letter only once its notice is acknowledged or definitely
+refused. Until then the event stays parked (``pending_dead_letter``), and its key waits. Other keys must not wait. So
+after one notice without a definite result, no partition of the subscription publishes to the topic until the back-off
+has passed.
 """
 
 from __future__ import annotations
@@ -9,15 +14,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
-from mailboat.cloudevents import DeadLetterNotice
-from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
-from mailboat.delivery.checkpoints import Checkpoint
-from mailboat.delivery.dead_letter_topic import publish_dead_letter
-from mailboat.delivery.delivery_session import DeliverySession
-from mailboat.delivery.outcomes import Attempt, Outcome, set_aside
-from mailboat.delivery.redelivery import RetryLoop
-from mailboat.delivery.stream import Stream
+from mailboat.cloudevents import DeadLetterNotice, dead_letter_message
+from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, OUTAGE_BACKOFF
+from mailboat.delivery.publish import exhausted, is_exhaustion, log_origin, start_publish
+from mailboat.delivery.redelivery import Attempt, Outcome, RetryLoop, set_aside
+from mailboat.delivery.stream import Checkpoint, DeliverySession, Stream
+from mailboat.errors import DeliveryError, EventRefused
 from mailboat.store.outbox_store import Dead, LastFailure, Lease, OutboxStore, Park, Parked, Settlement
 
 log = logging.getLogger(__name__)
@@ -31,17 +35,13 @@ MOMENT = 0.001
 RELAY_DIED = "RelayDied"
 """Failure reason of an event that was in flight when several relays crashed."""
 
+_TOPIC_FIELDS: Final = ("spec.sink.kafka.topic", "spec.sink.pubsub.project and topic")
+"""Fields that the errors of sinks name for a topic that does not exist."""
+
 
 class ParkedKeys:
-    """Parking, retries and dead-lettering for one partition."""
-
     def __init__(
-        self,
-        lease: Lease,
-        stream: Stream,
-        store: OutboxStore,
-        session: DeliverySession,
-        retry_loop: RetryLoop,
+        self, lease: Lease, stream: Stream, store: OutboxStore, session: DeliverySession, retry_loop: RetryLoop
     ) -> None:
         self.keys: set[str] = set()
         self.count = 0
@@ -51,7 +51,8 @@ class ParkedKeys:
         self._session = session
         self._retry_loop = retry_loop
         self._due_at: float | None = None
-        self._outage = Outage(OUTAGE_BACKOFF)
+        self._failures = 0
+        """Consecutive retries in which the sink was unavailable."""
         self._prepaid: set[int] = set()
         """Crash suspects whose next attempt is already counted: the sink was unavailable when the attempt was due."""
         self._not_before = 0.0
@@ -96,7 +97,6 @@ class ParkedKeys:
         self._due_at = self._stream.clock()
 
     def due(self) -> bool:
-        """Return whether a check for due events is due."""
         return self.seconds_until_due() == 0.0
 
     def seconds_until_due(self) -> float | None:
@@ -144,18 +144,18 @@ class ParkedKeys:
         """Decide about an event after one more refusal: park it for a retry, or give it no further attempt."""
         refusal = item.refusal
         assert refusal is not None
-        policy, attempts = self._stream.settings.policy, item.attempts + 1
+        settings, attempts = self._stream.settings, item.attempts + 1
         failure = LastFailure(refusal.reason, str(refusal))
-        if policy.exhausted(attempts, refusal.retryable):
+        if settings.exhausted(attempts, refusal.retryable):
             return await self._end(item, attempts, failure)
-        retry_in, suspect = policy.backoff.delay(attempts, self._stream.random), failure.reason == RELAY_DIED
+        retry_in, suspect = settings.backoff.delay(attempts, self._stream.random), failure.reason == RELAY_DIED
         return Park(item.event, item.sequence, attempts, retry_in, failure, suspect=suspect, ordinal=item.ordinal)
 
     async def _end(self, item: Attempt, attempts: int, failure: LastFailure) -> Park | Dead:
         """Decide about an event that gets no further attempt: blocked, dead letter, or pending dead letter."""
-        policy = self._stream.settings.policy
+        settings = self._stream.settings
         park = Park(item.event, item.sequence, attempts, None, failure, ordinal=item.ordinal)
-        if not policy.dead_letters:
+        if not settings.dead_letters:
             return replace(park, blocked=True)
         notice = DeadLetterNotice(
             item.event,
@@ -164,13 +164,62 @@ class ParkedKeys:
             attempts,
             failure.reason,
             failure.error,
-            item.first_failed_at,
+            None if item.parked is None else item.parked.first_failed_at,
         )
-        if await publish_dead_letter(self._stream, self._retry_loop, notice):
+        if await self._published(notice):
             return Dead(item.event, item.sequence, attempts, failure, item.ordinal)
         # If this relay is stopping, the next owner retries without delay.
-        retry_in = 0.0 if self._retry_loop.stopping else policy.backoff.ceiling
+        retry_in = 0.0 if self._retry_loop.stopping else settings.backoff.ceiling
         return replace(park, retry_in=retry_in, pending_dead_letter=True)
+
+    async def _published(self, notice: DeadLetterNotice) -> bool:
+        """Publish a notice if a topic is configured. Return False if the event must stay parked for now: the topic is
+        unavailable or in back-off, the worker is stopping, or memory ran out."""
+        stream, dead_topic, event_id = self._stream, self._stream.dead_topic, notice.event.event_id
+        topic, about = stream.dead_letter_topic, {"subscription": stream.name}
+        if topic is None:
+            return True
+        try:
+            message = dead_letter_message(
+                stream.encoder, notice, topic=topic, subscription=stream.name, failed_at=stream.now()
+            )
+            refused = stream.sink.refusal(message)
+        except Exception as error:  # otherwise the event could never be dead-lettered, and every relay would crash
+            if is_exhaustion(error):
+                self._topic_unavailable(exhausted())
+                return False
+            text = f"Event {event_id} is dead, and the dead-letter topic did not get it; `mailboat dlq show` has it"
+            log_origin(text, error, stream.name)
+            return True
+        if refused is None:
+            if stream.clock() < dead_topic.not_before or self._retry_loop.stopping:
+                return False
+            if not await self._retry_loop.lease_holds():
+                return False
+            answer = (await start_publish(stream, [message])).get(0)
+            stream.on_checkpoint(Checkpoint.DEAD_ANNOUNCED)
+            if answer is not None and not isinstance(answer, EventRefused):
+                self._topic_unavailable(answer)
+                return False
+            if dead_topic.problem is not None:
+                log.info("Dead-letter topic is available again", extra=about)
+            dead_topic.problem, dead_topic.failures = None, 0
+            refused = answer
+        if refused is not None:
+            # An event too large for one topic is often too large for the other. Its key must not wait for a change.
+            text = "Event %s is dead, and the dead-letter topic refused it; `mailboat dlq show` has it: %s"
+            log.warning(text, event_id, refused, extra=about)
+        return True
+
+    def _topic_unavailable(self, answer: DeliveryError) -> None:
+        stream, dead_topic = self._stream, self._stream.dead_topic
+        message = dead_letter_topic_error(answer)
+        problem = f"The dead-letter topic takes nothing, so what is given up on stays parked: {message}"
+        if problem != dead_topic.problem:
+            log.warning("%s", problem, extra={"subscription": stream.name})
+        dead_topic.problem = problem
+        dead_topic.failures += 1
+        dead_topic.not_before = stream.clock() + DEAD_TOPIC_BACKOFF.delay(dead_topic.failures, stream.random)
 
     def _wake_in(self, seconds: float | None) -> None:
         if seconds is not None:
@@ -191,7 +240,7 @@ class ParkedKeys:
             return
         ordered = settings.ordered
         self.keys.update(head.event.key for head in heads if head.event.key is not None and ordered)
-        limit = settings.policy.max_attempts
+        limit = settings.max_attempts
         retryable = [head for head in heads if not head.pending_dead_letter and self._used(head) < limit]
         exhausted = [head for head in heads if head not in retryable]
         await self._count_suspects(retryable)
@@ -203,8 +252,8 @@ class ParkedKeys:
                 self._prepaid.add(head.ordinal)
             else:
                 self._prepaid.discard(head.ordinal)
-        self._outage = self._outage.recovered() if unavailable is None else self._outage.failed()
-        self._not_before = self._stream.clock() + self._outage.delay(self._stream.random)
+        self._failures = 0 if unavailable is None else self._failures + 1
+        self._not_before = self._stream.clock() + OUTAGE_BACKOFF.delay(self._failures, self._stream.random)
         unparked = await self._settle_parked(items, exhausted)
         for key in sorted({item.event.key for item in unparked if item.event.key is not None and ordered}):
             await self._drain(key)
@@ -212,7 +261,7 @@ class ParkedKeys:
 
     async def _count_suspects(self, heads: Sequence[Parked]) -> None:
         """Count the attempt of a crash suspect beforehand: a crash would leave it uncounted, and retries endless."""
-        backoff = self._stream.settings.policy.backoff
+        backoff = self._stream.settings.backoff
         counted = tuple(
             Park(
                 head.event,
@@ -275,12 +324,12 @@ class ParkedKeys:
 
 
 def _item(parked: Parked) -> Attempt:
-    return Attempt(
-        parked.event,
-        parked.sequence,
-        attempts=parked.attempts,
-        replay=parked.replay,
-        ordinal=parked.ordinal,
-        series=parked.series,
-        first_failed_at=parked.first_failed_at,
-    )
+    return Attempt(parked.event, parked.sequence, attempts=parked.attempts, parked=parked)
+
+
+def dead_letter_topic_error(error: DeliveryError) -> str:
+    """Return the message of a sink's error with the field of the dead-letter topic in it."""
+    text = str(error)
+    for field in _TOPIC_FIELDS:
+        text = text.replace(field, "spec.delivery.deadLetter.topic")
+    return text

@@ -1,12 +1,11 @@
 """The worker of one partition: takes batches, publishes them, evaluates the results and settles.
 
 On the success path no object is allocated per event: batches are lists, and a batch without failures settles with one
-position. Only after a failure do the events become ``Attempt``s with an outcome each (`outcomes`).
+position. Only after a failure do the events become ``Attempt``s with an outcome each (`redelivery`).
 
 New events are published and results evaluated at once, in the call that brings them: most batches have one event, and a
-task switch costs more than the rest of its delivery. Steps that wait, such as retries and commits, belong to the
-worker's task, and nothing else happens to the partition meanwhile. So no lock is needed, and new events of a key never
-overtake parked ones.
+task switch costs more than the rest of its delivery. Steps that wait, such as retries and commits, belong to the task,
+and nothing else happens to the partition meanwhile. So no lock is needed, and new events never overtake parked ones.
 """
 
 from __future__ import annotations
@@ -20,15 +19,11 @@ from itertools import chain
 from typing import Any
 
 from mailboat.delivery.batching import choose, total_bytes
-from mailboat.delivery.checkpoints import Checkpoint
-from mailboat.delivery.delivery_session import DeliverySession
-from mailboat.delivery.outcomes import Attempt, Outcome, evaluate, set_aside, settled_prefix
+from mailboat.delivery.counters import WorkerCounters
 from mailboat.delivery.parked_keys import RELAY_DIED, ParkedKeys
-from mailboat.delivery.publish import start_publish
-from mailboat.delivery.redelivery import RetryLoop
-from mailboat.delivery.stream import Stream
-from mailboat.delivery.unexpected_errors import cant_encode
-from mailboat.delivery.worker_counters import WorkerCounters
+from mailboat.delivery.publish import cant_encode, start_publish
+from mailboat.delivery.redelivery import Attempt, Outcome, RetryLoop, evaluate, set_aside, settled_prefix
+from mailboat.delivery.stream import Checkpoint, DeliverySession, Stream
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message, OutboxEvent
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures
@@ -46,8 +41,6 @@ sent one event at a time."""
 
 @dataclass(slots=True)
 class QueuedChunk:
-    """A chunk of a window in the inbox."""
-
     window: Window
     events: Sequence[OutboxEvent]
     reached: int
@@ -58,12 +51,10 @@ class QueuedChunk:
 
 @dataclass(slots=True)
 class InFlightBatch:
-    """A batch in flight."""
-
     window: Window
     events: list[OutboxEvent]
     sequences: list[int]
-    answer: asyncio.Task[Failures] | None
+    answer: asyncio.Future[Failures] | None
     asides: list[Park]
     position: int
     sequence: int
@@ -79,13 +70,7 @@ class InFlightBatch:
 class PartitionWorker:
     """Delivery of one partition of one subscription, as long as the lease is valid."""
 
-    def __init__(
-        self,
-        cursor: Cursor,
-        stream: Stream,
-        store: OutboxStore,
-        session: DeliverySession,
-    ) -> None:
+    def __init__(self, cursor: Cursor, stream: Stream, store: OutboxStore, session: DeliverySession) -> None:
         self.lease: Lease = cursor.lease
         self.stream = stream
         self.counters = WorkerCounters()
@@ -105,8 +90,9 @@ class PartitionWorker:
         """Whether the task waits for work. Only then other calls advance the partition."""
         self._error: Exception | None = None
         """Error outside the task, which raises it."""
-        self._room = asyncio.Event()
-        self._room.set()
+        self.room = asyncio.Event()
+        """Set while the inbox accepts more events."""
+        self.room.set()
         self.stopping = False
         self._paused = False
         self._stored_in_flight = True
@@ -115,11 +101,6 @@ class PartitionWorker:
         self.parked = ParkedKeys(self.lease, stream, store, session, self._retry_loop)
 
     # -- interface for session and readers ---------------------------------------------------------------------------
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the inbox accepts more events."""
-        return self._room.is_set()
 
     @property
     def starving(self) -> bool:
@@ -135,10 +116,6 @@ class PartitionWorker:
     def crash_count(self) -> int:
         """Crash count at the current position, 0 once enough batches succeeded. Above 0, reads are kept small."""
         return self._crashes_at_claim if self._watched_for > 0 else 0
-
-    async def room(self) -> None:
-        """Wait until the inbox accepts more events."""
-        await self._room.wait()
 
     def offer(self, window: Window, events: Sequence[OutboxEvent], reached: int, last: bool) -> None:
         """Append the next events of the window. Drop events seen before, read again for slower partitions."""
@@ -156,12 +133,11 @@ class PartitionWorker:
     def _note_room(self) -> None:
         settings = self.stream.settings
         if self._queued < 2 * settings.batch_size and self._queued_bytes < settings.batch_bytes:
-            self._room.set()
+            self.room.set()
         else:
-            self._room.clear()
+            self.room.clear()
 
     def check_parked(self) -> None:
-        """Check for parked events that are due."""
         self.parked.check_soon()
         self._work.set()
 
@@ -170,7 +146,6 @@ class PartitionWorker:
         self._work.set()
 
     def pause(self, paused: bool) -> None:
-        """Stop or resume publishing."""
         self._paused = paused
         self._retry_loop.pause(paused)
         self._work.set()
@@ -231,11 +206,8 @@ class PartitionWorker:
         self._work.set()
 
     async def note_in_flight(self, in_flight: bool) -> None:
-        """Store whether events are in flight, which decides whether a crash of this relay counts against an event.
-
-        While a sink is unavailable, relays may restart any number of times. Such restarts must not make an event a
-        dead letter.
-        """
+        """Store whether events are in flight. Only then a crash of this relay counts against an event: restarts during
+        an outage of the sink must not make an event a dead letter."""
         if in_flight != self._stored_in_flight:
             self._stored_in_flight = in_flight
             await self._session.commit(Settlement(self.lease, None, in_flight=in_flight))
@@ -300,7 +272,8 @@ class PartitionWorker:
             elif messages:
                 end = failed  # out of memory: send the events encoded so far
             else:
-                answer = asyncio.ensure_future(_unsent(reason))
+                answer = asyncio.get_running_loop().create_future()
+                answer.set_result({0: reason})
                 made, end = 1, failed + 1
             del sent[made:], sequences[made:]
             aside = [index for index in aside if index < failed]
@@ -369,7 +342,7 @@ class PartitionWorker:
         self._note_success(events)
         if events:
             self._count_delivered(events)
-            self.counters.note_delivery(stream.clock())
+            self.counters.delivered_at = stream.clock()
             stream.meters.delivered(batch.events[0].created_at, 1, events)
         self.parked.count += len(batch.asides)
         return Settlement(
@@ -434,8 +407,3 @@ class PartitionWorker:
             )
         if not all_settled:
             self.stopping = True  # with ``wait_for_sink``, delivery ends early only if the worker is stopped
-
-
-async def _unsent(reason: SinkUnavailable) -> Failures:
-    """Return the result for an event that was not published."""
-    return {0: reason}

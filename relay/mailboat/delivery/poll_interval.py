@@ -5,10 +5,9 @@
     lingering no events for a moment, and writers do not notify: poll every few milliseconds
     idle      no events for longer (``idle``): writers notify, and the interval grows from ``poll`` to ``longest``
 
-Once a notification has arrived, writers notify until polls find many events a second (``crowded``).
-Below that rate the relay is idle after each poll, and an event costs one notification and one tick, instead of polls
-every few milliseconds and two changes of the request for notifications. A poll by the clock that finds events without a
-notification ends this: writers may not notify here (a table without the trigger), or a notification was lost.
+Once a notification has arrived, writers notify until polls find many events a second (``crowded``). Below that rate
+the relay is idle after each poll, and an event costs one notification and one tick. A poll by the clock that finds
+events without a notification ends this: writers may not notify here (a table without the trigger), or one was lost.
 
 The interval does not grow while a transaction is open that began before notifications were requested. Its writer may
 have checked for the request before, so only a poll finds its events.
@@ -45,8 +44,6 @@ class WakeSettings:
 
 @dataclass(frozen=True, slots=True)
 class PollInterval:
-    """State of the poll interval."""
-
     settings: WakeSettings
     quiet_since: float | None = None
     idle: bool = False
@@ -79,10 +76,6 @@ class PollInterval:
     def crowded(self, now: float) -> bool:
         """Return whether events come so often that writers should not notify."""
         return self.events >= CROWD or (self.busy_since is not None and now - self.busy_since >= CROWD_WITHIN)
-
-    def unnotified(self) -> PollInterval:
-        """Return the state after notifications were disabled."""
-        return PollInterval(self.settings)
 
     def quiet(self, now: float) -> PollInterval:
         """Return the state after a poll that found no events. If writers notify, the relay is idle at once."""

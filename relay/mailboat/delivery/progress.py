@@ -1,27 +1,23 @@
 """The committer: polls for new events and commits the progress of all partitions, one tick after another.
 
 Workers submit settlements. Plain progress inside a window is merged and may be delayed. A settlement that closes a
-window or must be durable triggers a tick immediately. While writers notify and none has done so since the window was
-opened, its end may be delayed too: the tick of the next event commits it. The same tick polls for new events for every
-cursor that is closed by then. Cursors are grouped by their ``settled_snapshot``, so one read serves all subscriptions
-at the head of the log.
+window or must be durable triggers a tick immediately, unless the end of the window can wait for the next event. The
+same tick polls for new events for every cursor that is closed by then. Cursors are grouped by their
+``settled_snapshot``, so one read serves all subscriptions at the head of the log.
 
-If a group has more events than one read holds, ticks skip the group until its window is measured. Measuring may take
-minutes. A later tick then opens the window.
+If a group has more events than one read holds, ticks skip the group until its window is measured, perhaps for minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook, ignore_checkpoint
-from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.poll_interval import PollInterval, WakeSettings, pause
-from mailboat.delivery.stream import Clock
+from mailboat.delivery.stream import Checkpoint, CheckpointHook, Clock, DeliverySession
 from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, OutboxStore, Settlement, TickResult
 
 IN_FLIGHT_DELAY = 0.004
@@ -58,15 +54,13 @@ class _Entry:
 
 
 class ProgressCommitter:
-    """The progress of all partitions that a relay owns on one outbox."""
-
     def __init__(
         self,
         store: OutboxStore,
         wake: WakeSettings,
         clock: Clock,
         session: DeliverySession,
-        on_checkpoint: CheckpointHook = ignore_checkpoint,
+        on_checkpoint: CheckpointHook,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -120,12 +114,10 @@ class ProgressCommitter:
         return entry is not None and entry.polls
 
     def windows(self, key: CursorKey) -> int:
-        """Return the number of windows that were opened since the cursor was claimed."""
         entry = self._cursors.get(key)
         return entry.windows if entry is not None else 0
 
     def settle(self, settlement: Settlement) -> None:
-        """Queue progress for the next tick."""
         key = settlement.lease.key
         self._pending[key] = merged(self._pending.get(key), settlement)
         if settlement.closes:
@@ -134,7 +126,6 @@ class ProgressCommitter:
         self._wake_event.set()
 
     async def commit(self, settlement: Settlement) -> None:
-        """Queue progress and return after its commit."""
         self.settle(settlement)
         await self._committed()
 
@@ -153,7 +144,6 @@ class ProgressCommitter:
         return waits and entry is not None and entry.opened_after == self._wakeups
 
     def poll_by(self, wake: WakeSettings) -> None:
-        """Replace the poll settings."""
         self._poll_interval = PollInterval(wake)
         self._wake_event.set()
 
@@ -171,7 +161,6 @@ class ProgressCommitter:
     # -- the task ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Run ticks until cancelled."""
         while True:
             await self._until_needed()
             if self._cursors or self._waiters:
@@ -230,16 +219,20 @@ class ProgressCommitter:
             self._on_checkpoint(Checkpoint.SETTLED)
         except BaseException as error:
             for future in waiting:
-                if not future.done():
-                    future.cancel() if isinstance(error, asyncio.CancelledError) else future.set_exception(error)
-                    future.add_done_callback(_retrieved)
+                if isinstance(error, asyncio.CancelledError):
+                    future.cancel()
+                elif not future.done():
+                    future.set_exception(error)
+                    future.exception()  # marks it as retrieved: the future may have no waiter, and the tick raises it
             raise
         for each in measured:
             self._note_measuring(each.members, False)
         self._record(settlements, result)
         if result.lost:
             members = chain(*(group.members for group in groups), *(each.members for each in measured))
-            self._note_lost(result.lost, {*members, *(s.lease for s in settlements)})
+            for entry in self._entries({*members, *(s.lease for s in settlements)}):
+                if entry.lease.key in result.lost:
+                    self._session.lease_lost(entry.lease.key)
         for future in waiting:
             if not future.done():
                 future.set_result(None)
@@ -261,35 +254,28 @@ class ProgressCommitter:
         ]
 
     def _record(self, settlements: list[Settlement], result: TickResult) -> None:
-        """Apply the result of a tick. Skip cursors released meanwhile; a cursor claimed again has another lease."""
-        for settlement in settlements:
-            if settlement.closes and (entry := self._entry(settlement.lease)) is not None:
-                entry.settled_snapshot = settlement.window_snapshot
+        closed = {settlement.lease: settlement.window_snapshot for settlement in settlements if settlement.closes}
+        for entry in self._entries(closed):
+            entry.settled_snapshot = closed[entry.lease]
         for advanced in result.advanced:
-            for lease in advanced.members:
-                if (entry := self._entry(lease)) is not None:
-                    entry.settled_snapshot, entry.cautious = advanced.settled_snapshot, False
+            for entry in self._entries(advanced.members):
+                entry.settled_snapshot, entry.cautious = advanced.settled_snapshot, False
         for opened in result.opened:
-            for lease in opened.members:
-                if (entry := self._entry(lease)) is not None:
-                    entry.settled_snapshot, entry.cautious, entry.windows = None, False, entry.windows + 1
-                    entry.opened_after = self._wakeups_before_tick
-                    if opened.events is not None:  # do not delay ticks for a large window
-                        self._in_flight.add(lease.key)
+            for entry in self._entries(opened.members):
+                entry.settled_snapshot, entry.cautious, entry.windows = None, False, entry.windows + 1
+                entry.opened_after = self._wakeups_before_tick
+                if opened.events is not None:  # do not delay ticks for a large window
+                    self._in_flight.add(entry.lease.key)
             self._on_checkpoint(Checkpoint.WINDOW_OPENED)
             self._session.window_opened(opened)
         for group in result.overflowing:
             self._note_measuring(group.members, True)
             self._measurements[group] = self._session.spawn(self._measure(group))
 
-    def _note_lost(self, lost: Collection[CursorKey], leases: Iterable[Lease]) -> None:
-        for lease in leases:
-            if lease.key in lost and self._entry(lease) is not None:
-                self._session.lease_lost(lease.key)
-
-    def _entry(self, lease: Lease) -> _Entry | None:
-        entry = self._cursors.get(lease.key)
-        return entry if entry is not None and entry.lease == lease else None
+    def _entries(self, leases: Iterable[Lease]) -> list[_Entry]:
+        """Return the cursors that were not released meanwhile. A cursor claimed again has another lease."""
+        entries = self._cursors
+        return [entry for lease in leases if (entry := entries.get(lease.key)) is not None and entry.lease == lease]
 
     async def _measure(self, group: CursorGroup) -> None:
         try:
@@ -307,22 +293,16 @@ class ProgressCommitter:
         """Return the measured windows to open. A cursor paused meanwhile is left out and polls again when resumed."""
         measured, self._measured = self._measured, []
         for each in measured:
-            paused = [lease for lease in each.members if (entry := self._entry(lease)) is not None and entry.paused]
-            self._note_measuring(paused, False)
+            self._note_measuring([entry.lease for entry in self._entries(each.members) if entry.paused], False)
         return [
             Measured(each.window, members)
             for each in measured
-            if (members := tuple(lease for lease in each.members if self._is_measuring(lease)))
+            if (members := tuple(entry.lease for entry in self._entries(each.members) if entry.measuring))
         ]
 
     def _note_measuring(self, leases: Iterable[Lease], measuring: bool) -> None:
-        for lease in leases:
-            if (entry := self._entry(lease)) is not None:
-                entry.measuring = measuring
-
-    def _is_measuring(self, lease: Lease) -> bool:
-        entry = self._entry(lease)
-        return entry is not None and entry.measuring
+        for entry in self._entries(leases):
+            entry.measuring = measuring
 
     async def _find_poll_interval(self, result: TickResult, *, polled: bool, by_clock: bool) -> None:
         now = self._clock()
@@ -337,7 +317,7 @@ class ProgressCommitter:
                 self._poll_interval.crowded(now) or not self._poll_interval.notified or not polled
             ):
                 await self._store.disable_wakeups()
-                self._poll_interval, self._wakeup_requested = self._poll_interval.unnotified(), False
+                self._poll_interval, self._wakeup_requested = PollInterval(self._poll_interval.settings), False
             return
         if notified:  # perhaps by an event that was committed after the poll
             return
@@ -376,9 +356,3 @@ def merged(first: Settlement | None, second: Settlement) -> Settlement:
         arrange=first.arrange | second.arrange,
         in_flight=first.in_flight if second.in_flight is None else second.in_flight,
     )
-
-
-def _retrieved(future: asyncio.Future[None]) -> None:
-    """Mark the error as retrieved: the future may have no waiter, and the tick has raised the error already."""
-    if not future.cancelled():
-        future.exception()

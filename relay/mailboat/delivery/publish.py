@@ -1,7 +1,8 @@
-"""Publishing to a sink that may violate its contract, such as a third-party sink.
+"""Publishing to a sink that may violate its contract, such as a third-party sink, and errors of the encoder.
 
 A sink must return results within the timeout. If it raises or does not return, the relay must not end and the partition
-must not stop unnoticed. The sink then counts as unavailable, which costs no event an attempt and is reported.
+must not stop unnoticed. The sink then counts as unavailable, which costs no event an attempt and is reported. An error
+of the encoder counts against the event, since it would occur again, unless the relay lacks memory.
 
 A call that exceeds the timeout is cancelled, which purges its unsent messages. Nothing is sent again before the call
 has ended. So its messages may arrive twice, as after any lost acknowledgement, but in order (G9).
@@ -10,19 +11,22 @@ has ended. So its messages may arrive twice, as after any lost acknowledgement, 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from mailboat.delivery.stream import Stream
-from mailboat.errors import SinkUnavailable
-from mailboat.model import Message
+from mailboat.errors import EventRefused, SinkUnavailable
+from mailboat.model import Message, OutboxEvent
 from mailboat.sinks.protocol import Failures
 
 log = logging.getLogger(__name__)
 
 SLACK = 10.0
 """Seconds beyond the delivery timeout after which a call is cancelled."""
+CANT_ENCODE = "CantEncode"
+"""Failure reason of an event whose encoding failed unexpectedly."""
 
 
 def start_publish(stream: Stream, messages: Sequence[Message]) -> asyncio.Task[Failures]:
@@ -79,3 +83,43 @@ def as_unavailable(stream: Stream, error: BaseException) -> SinkUnavailable:
     stream.fault = fault
     # The text of the error stays in the log, because it may contain anything.
     return SinkUnavailable(f"the sink failed: {type(error).__name__}; the relay's log says where")
+
+
+class Unexpected(Exception):
+    """Replacement for another error in a logged traceback. It carries the class name but not the text, which may
+    contain an event's payload."""
+
+
+def is_exhaustion(error: Exception) -> bool:
+    """Return whether the relay ran out of memory. With more memory or fewer events the same call would succeed."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+
+
+def exhausted() -> SinkUnavailable:
+    """Return the error for a lack of memory, which affects every destination."""
+    return SinkUnavailable(
+        "the relay has too little memory to make the next message: raise its memory limit; it tries again by itself"
+    )
+
+
+def cant_encode(event: OutboxEvent, error: Exception, subscription: str) -> EventRefused | SinkUnavailable:
+    """Return the reason why an event can't be encoded. If the event is refused for it, log the traceback."""
+    if is_exhaustion(error):
+        return exhausted()
+    log_origin(f"No message can be made of event {event.event_id}, so it is given up", error, subscription)
+    return EventRefused(
+        f"no message can be made of event {event.event_id}: {type(error).__name__}; the relay's log says where",
+        reason=CANT_ENCODE,
+        retryable=False,
+    )
+
+
+def log_origin(what: str, error: Exception, subscription: str) -> None:
+    """Log an error with a traceback that contains no payload."""
+    stand_in = Unexpected(type(error).__name__)
+    log.error(
+        "%s. This should not happen: please report it.",
+        what,
+        extra={"subscription": subscription},
+        exc_info=(Unexpected, stand_in, error.__traceback__),
+    )

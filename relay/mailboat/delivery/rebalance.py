@@ -25,7 +25,6 @@ class Moves:
 
 
 def live_relays(membership: Membership) -> set[str]:
-    """Return the ids of the live relays."""
     return {peer.id for peer in membership.peers if peer.alive}
 
 

@@ -1,41 +1,112 @@
 """Delivery of failed batches and parked events, in rounds until every event has an outcome.
 
-Order within a key is kept by sending in order and by setting aside the events behind a refused one. An outage costs no
-event an attempt (G4).
+A run is the ordered list of events that were published and not yet settled. After every round each item is delivered,
+refused, set aside behind a refused event of its key, or pending. Order within a key is kept by sending in order and by
+setting aside. An outage costs no event an attempt (G4).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
-from mailboat.delivery.backoff import OUTAGE_BACKOFF, Outage
+from mailboat.delivery.backoff import OUTAGE_BACKOFF
 from mailboat.delivery.batching import choose, total_bytes
-from mailboat.delivery.checkpoints import Checkpoint
-from mailboat.delivery.delivery_session import DeliverySession
-from mailboat.delivery.outcomes import Attempt, Outcome, evaluate, set_aside
-from mailboat.delivery.publish import start_publish
-from mailboat.delivery.stream import Stream
-from mailboat.delivery.unexpected_errors import cant_encode
-from mailboat.errors import EventRefused, SinkUnavailable
-from mailboat.model import Message
-from mailboat.store.outbox_store import Series
+from mailboat.delivery.publish import cant_encode, start_publish
+from mailboat.delivery.stream import Checkpoint, DeliverySession, Stream
+from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable
+from mailboat.model import Message, OutboxEvent
+from mailboat.store.outbox_store import Parked, Series
 
 if TYPE_CHECKING:
     from mailboat.delivery.partition_worker import PartitionWorker
 
 
+class Outcome(Enum):
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    REFUSED = "refused"
+    ASIDE = "aside"
+    """Waits behind a refused event of its key, or the key was already parked."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One event of a run with a failure."""
+
+    event: OutboxEvent
+    sequence: int
+    outcome: Outcome = Outcome.PENDING
+    refusal: EventRefused | None = None
+    attempts: int = 0
+    """Attempts counted before the current one."""
+    parked: Parked | None = None
+    """The event as it was parked; None for a new event."""
+
+    @property
+    def ordinal(self) -> int | None:
+        return None if self.parked is None else self.parked.ordinal
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """Instruction for the items that are still pending."""
+
+    unavailable: SinkUnavailable | None
+    """Set if the sink is unavailable: wait, then send all pending items again."""
+    one_by_one: bool
+    """Some item was refused and the sink can't identify it: send single items, which get a definite result."""
+
+
+def evaluate(items: Sequence[Attempt], failures: Mapping[int, DeliveryError]) -> RoundResult:
+    """Set the outcome of every item of one batch from the sink's results."""
+    unavailable: SinkUnavailable | None = None
+    refused = False
+    for index, item in enumerate(items):
+        match failures.get(index):
+            case None:
+                item.outcome = Outcome.DELIVERED
+            case EventRefused() as refusal:
+                item.outcome, item.refusal = Outcome.REFUSED, refusal
+                refused = True
+            case SinkUnavailable() as reason:
+                unavailable = unavailable or reason
+            case unclear if len(items) == 1:
+                # A sink must return a definite result for a batch of one. If it does not, back off: no tight loop.
+                unavailable = SinkUnavailable(f"the sink gave no definite answer: {unclear}")
+    undecided = any(item.outcome is Outcome.PENDING for item in items)
+    return RoundResult(unavailable, one_by_one=undecided and unavailable is None and not refused)
+
+
+def set_aside(items: Iterable[Attempt], parked: Collection[str], *, ordered: bool = True) -> None:
+    """Set aside the items behind a refused event of their key. Idempotent."""
+    if not ordered:
+        return
+    failed: set[str] = set()
+    for item in items:
+        key = item.event.key
+        if key is None:
+            continue
+        if item.outcome is Outcome.REFUSED:
+            if key in failed:
+                item.outcome, item.refusal = Outcome.ASIDE, None  # only the first refusal of a key is certain
+            failed.add(key)
+        elif item.outcome is Outcome.PENDING and (key in failed or key in parked):
+            item.outcome = Outcome.ASIDE
+
+
+def settled_prefix(items: Sequence[Attempt]) -> int:
+    """Return the number of leading items that have an outcome. Progress may be committed up to there."""
+    return next((index for index, item in enumerate(items) if item.outcome is Outcome.PENDING), len(items))
+
+
 class RetryLoop:
     """Sender for the failed and parked events of one partition."""
 
-    def __init__(
-        self,
-        stream: Stream,
-        partition: int,
-        worker: PartitionWorker,
-        session: DeliverySession,
-    ) -> None:
+    def __init__(self, stream: Stream, partition: int, worker: PartitionWorker, session: DeliverySession) -> None:
         self._stream = stream
         self._series = Series(partition, stream.generation)
         self._counters = worker.counters
@@ -51,15 +122,10 @@ class RetryLoop:
         self._unpaused.set()
 
     def pause(self, paused: bool) -> None:
-        """Stop or resume starting rounds."""
         if paused and not self._interrupted.is_set():
             self._unpaused.clear()
         else:
             self._unpaused.set()
-
-    @property
-    def paused(self) -> bool:
-        return not self._unpaused.is_set()
 
     @property
     def stopping(self) -> bool:
@@ -80,7 +146,7 @@ class RetryLoop:
         pending, only if the worker is stopping, or if paused and not ``wait_for_sink``: a person may change parked
         events in a pause.
         """
-        outage = Outage(OUTAGE_BACKOFF)
+        failures = 0
         while pending := [item for item in items if item.outcome is Outcome.PENDING]:
             if unavailable is not None:
                 self._counters.unavailable = str(unavailable)
@@ -89,9 +155,9 @@ class RetryLoop:
                 await self._worker.note_in_flight(False)
                 if not wait_for_sink:
                     return unavailable
-                outage = outage.failed()
-                await self._pause(outage.delay(self._stream.random))
-            if self.paused and not wait_for_sink:
+                failures += 1
+                await self._pause(OUTAGE_BACKOFF.delay(failures, self._stream.random))
+            if not self._unpaused.is_set() and not wait_for_sink:
                 return unavailable
             await self._unpaused.wait()
             if self.stopping:
@@ -114,7 +180,7 @@ class RetryLoop:
             set_aside(items, parked, ordered=self._stream.settings.ordered)
             unavailable = result.unavailable
             if unavailable is None:
-                outage, self._counters.unavailable = outage.recovered(), None
+                failures, self._counters.unavailable = 0, None
                 self._stream.health.reachable(self._stream.clock(), self._series.partition)
             self._note_deliveries(batch)
             found = any(item.outcome is Outcome.REFUSED for item in batch)
@@ -139,7 +205,7 @@ class RetryLoop:
                     partition=series.partition,
                     generation=series.generation,
                     attempt=item.attempts + 1,
-                    replay=item.replay,
+                    replay=item.parked is not None and item.parked.replay,
                 )
                 if (refusal := self._stream.sink.refusal(message)) is not None:
                     raise refusal
@@ -154,8 +220,8 @@ class RetryLoop:
         return messages, None
 
     def series_of(self, item: Attempt) -> Series:
-        """Return the series that the item's sequence number belongs to."""
-        return item.series or self._series
+        """Return the series of the sequence number: of a new event, the current one of the partition."""
+        return self._series if item.parked is None else item.parked.series
 
     async def lease_holds(self) -> bool:
         """Wait until the lease is renewed. Return False if the worker is stopped first."""
@@ -175,7 +241,7 @@ class RetryLoop:
     def _note_deliveries(self, batch: Sequence[Attempt]) -> None:
         delivered = [item for item in batch if item.outcome is Outcome.DELIVERED]
         if delivered:
-            self._counters.note_delivery(self._stream.clock())
+            self._counters.delivered_at = self._stream.clock()
         for item in delivered:
             self._stream.meters.delivered(item.event.created_at, item.attempts + 1, 1)
 

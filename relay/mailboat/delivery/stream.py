@@ -1,32 +1,69 @@
-"""One subscription in delivery: policy, sink and encoder, shared by its partitions in this relay."""
+"""One subscription in delivery: policy, sink and encoder, shared by its partitions in this relay; and their session."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import Enum
 from random import Random
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mailboat.cloudevents import MessageEncoder
-from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, Outage, RetryPolicy
+from mailboat.delivery.backoff import Backoff
 from mailboat.delivery.batching import Limits
-from mailboat.delivery.checkpoints import CheckpointHook, ignore_checkpoint
-from mailboat.delivery.histograms import DeliveryHistograms
-from mailboat.delivery.sink_health import SinkHealth
+from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.sinks.protocol import Sink
+from mailboat.store.outbox_store import CursorKey, Opened, Settlement
+
+if TYPE_CHECKING:
+    from mailboat.delivery.window_feeder import WindowFeeder
+
+log = logging.getLogger(__name__)
+
+STILL_EVERY = 600.0
+"""Seconds between two lines of an outage that lasts."""
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
 
 
+class Checkpoint(Enum):
+    """A point of the delivery cycle, reported as a relay passes it. Production ignores the reports. Tests wait for a
+    point, and kill the process at every point to prove that no event is lost."""
+
+    CLAIMED = "claimed"
+    WINDOW_OPENED = "window-opened"
+    CHUNK_READ = "chunk-read"
+    BATCH_TAKEN = "batch-taken"
+    HANDED_OVER = "handed-over"
+    ANSWERED = "answered"
+    SETTLING = "settling"
+    SETTLED = "settled"
+    PARKED_TRIED = "parked-tried"
+    DEAD_ANNOUNCED = "dead-announced"
+    RELEASED = "released"
+
+
+CheckpointHook = Callable[[Checkpoint], None]
+
+
+def ignore_checkpoint(point: Checkpoint) -> None:
+    """Ignore the point."""
+
+
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """Delivery settings of a subscription."""
-
     batch_size: int
     timeout: float
-    policy: RetryPolicy
+    max_attempts: int
+    backoff: Backoff
+    """Delay of the attempts after a refusal."""
+    dead_letters: bool
+    """If False, an event without attempts left blocks its key until a person decides."""
     batch_bytes: int = 4 * 1024 * 1024
     """Limit for the bytes of a batch and of a partition's inbox, so that large events do not exhaust memory."""
     ordered: bool = True
@@ -37,20 +74,59 @@ class StreamSettings:
     """Number of parked events at which a partition takes no new events. Otherwise a destination that refuses everything
     would copy the whole outbox into the table of parked events."""
 
+    def exhausted(self, attempts: int, retryable: bool) -> bool:
+        """Return whether an event with this number of attempts gets no further one."""
+        return not retryable or attempts >= self.max_attempts
+
 
 @dataclass(slots=True)
 class DeadTopic:
     """Availability of the dead-letter topic, shared by all partitions."""
 
     problem: str | None = None
-    outage: Outage = field(default_factory=lambda: Outage(DEAD_TOPIC_BACKOFF))
+    failures: int = 0
+    """Consecutive notices without a definite result."""
     not_before: float = 0.0
 
 
 @dataclass(slots=True)
-class Stream:
-    """A subscription being delivered."""
+class SinkHealth:
+    """Outage of one sink, and its log lines. It begins with the first partition that can't deliver and ends when every
+    partition of this relay can again, so that one broker that is away does not fill the log with changes."""
 
+    subscription: str
+    _unavailable: set[int] = field(default_factory=set)
+    """Partitions that can't deliver. -1 stands for the sink that is not open yet."""
+    _since: float = 0.0
+    _logged_at: float = 0.0
+
+    def unavailable(self, reason: str, now: float, partition: int = -1) -> None:
+        """Note that a partition can't deliver."""
+        if not self._unavailable:
+            self._since = self._logged_at = now
+            log.warning("Sink unavailable: %s", reason, extra={"subscription": self.subscription})
+        elif now - self._logged_at >= STILL_EVERY:
+            self._logged_at = now
+            about = {"subscription": self.subscription, "seconds": round(now - self._since)}
+            log.warning("Sink still unavailable: %s", reason, extra=about)
+        self._unavailable.add(partition)
+
+    def reachable(self, now: float, partition: int = -1) -> None:
+        """Note that a partition delivers, or that the sink is open."""
+        if not self._unavailable:
+            return
+        self._unavailable.discard(partition)
+        if not self._unavailable:
+            about = {"subscription": self.subscription, "seconds": round(now - self._since, 1)}
+            log.info("Sink reachable again", extra=about)
+
+    def released(self, partition: int) -> None:
+        """Forget a partition that this relay does not own any more. Whether its outage has ended is unknown here."""
+        self._unavailable.discard(partition)
+
+
+@dataclass(slots=True)
+class Stream:
     number: int
     name: str
     generation: int
@@ -79,10 +155,38 @@ class Stream:
         self.health = SinkHealth(self.name)
 
     def limits(self, *, one_by_one: bool) -> Limits:
-        """Return the size limits of the next batch."""
         settings, traits = self.settings, self.sink.traits
         return Limits(
             messages=1 if one_by_one else min(settings.batch_size, traits.max_batch_messages),
             bytes=min(settings.batch_bytes, traits.max_batch_bytes),
             one_per_key=settings.ordered and not traits.stops_behind_failure,
         )
+
+
+class DeliverySession(Protocol):
+    """The connected period of a relay, as partition workers, readers and the committer see it.
+
+    The session owns the partitions, their leases and all tasks. ``runtime.session`` implements it. The classes of this
+    package never call each other across partitions; they call the session.
+    """
+
+    def window_opened(self, opened: Opened) -> None:
+        """Pass the events of a newly opened window to the workers of its partitions."""
+
+    def lease_lost(self, key: CursorKey) -> None:
+        """Stop the worker of a partition that another relay owns, without settling (G5)."""
+
+    def lease_left(self) -> float:
+        """Return the seconds for which this relay may publish under its leases."""
+
+    def settle(self, settlement: Settlement) -> None:
+        """Queue progress for the next tick."""
+
+    async def commit(self, settlement: Settlement) -> None:
+        """Queue progress and return after its commit."""
+
+    def read(self, reader: WindowFeeder) -> None:
+        """Start a reader as a task of the session."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine as a task of the session. If it fails, the session ends with its error."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook, ignore_checkpoint
-from mailboat.delivery.delivery_session import DeliverySession
 from mailboat.delivery.partition_worker import PartitionWorker
+from mailboat.delivery.stream import Checkpoint, CheckpointHook, DeliverySession
 from mailboat.store.outbox_store import CursorKey, OutboxStore, Window
 
 SLOW_MEMBER_TIMEOUT = 0.2
@@ -28,7 +27,7 @@ class WindowFeeder:
         window: Window,
         members: Mapping[CursorKey, PartitionWorker],
         session: DeliverySession,
-        on_checkpoint: CheckpointHook = ignore_checkpoint,
+        on_checkpoint: CheckpointHook,
     ) -> None:
         self.window = window
         self.members = dict(members)
@@ -38,7 +37,6 @@ class WindowFeeder:
         self._after = min((worker.read_upto for worker in members.values()), default=0)
 
     def leave(self, key: CursorKey) -> None:
-        """Remove a partition that this relay no longer owns."""
         self.members.pop(key, None)
 
     async def run(self) -> None:
@@ -58,14 +56,14 @@ class WindowFeeder:
                 return
 
     async def _until_room(self) -> None:
-        while full := {key: worker for key, worker in self.members.items() if not worker.has_room}:
-            waits = [asyncio.ensure_future(worker.room()) for worker in full.values()]
+        while full := {key: worker for key, worker in self.members.items() if not worker.room.is_set()}:
+            waits = [asyncio.ensure_future(worker.room.wait()) for worker in full.values()]
             try:
                 await asyncio.wait(waits, timeout=SLOW_MEMBER_TIMEOUT)
             finally:
                 for wait in waits:
                     wait.cancel()
-            full = {key: worker for key, worker in full.items() if key in self.members and not worker.has_room}
+            full = {key: worker for key, worker in full.items() if key in self.members and not worker.room.is_set()}
             if full and any(worker.starving for worker in self.members.values()):
                 for key in full:
                     del self.members[key]

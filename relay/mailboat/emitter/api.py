@@ -105,10 +105,7 @@ def emit_many(
 def emit_many(
     connection: SyncHandle | AsyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
 ) -> list[uuid.UUID] | Coroutine[Any, Any, list[uuid.UUID]]:
-    """Insert many events in this order, a thousand per statement, and return their ids.
-
-    All events are validated before the first statement.
-    """
+    """Validate all events, insert them in this order, a thousand per statement, and return their ids."""
     rows = [checked(event, where=f"events[{index}].") for index, event in enumerate(events)]
     return _insert(connection, outbox, rows, [uuid.UUID(row.event_id) for row in rows], "emit_many")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
@@ -151,11 +152,8 @@ def _dbapi(connection: Any, style: Style) -> Handle:
             _refuse_autocommit()
 
     def run(statement: str, values: Sequence[Any]) -> None:
-        cursor = base.cursor()
-        try:
+        with closing(base.cursor()) as cursor:
             cursor.execute(statement, bundle(style, values))
-        finally:
-            cursor.close()
 
     return Handle(style, False, run)
 

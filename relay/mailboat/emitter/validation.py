@@ -105,7 +105,9 @@ def checked(event: NewEvent, *, where: str = "") -> OutboxRow:
         event_type = _type(event.type)
         aggregate_type, aggregate_id, key = _identity(event)
         headers, tags = _headers(event.headers), _tags(event.tags)
-        _check_extra(headers, tags)
+        extra = sum(len(text.encode()) for text in chain.from_iterable((*headers.items(), tags)))
+        if extra > MAX_EXTRA_BYTES:
+            _refuse("headers", f"and tags have {extra} bytes together, the limit is 64 KiB")
         return OutboxRow(
             event_id=str(_event_id(event.event_id)),
             event_type=event_type,
@@ -127,12 +129,9 @@ def _refuse(argument: str, problem: str, cause: Exception | None = None) -> NoRe
 
 
 def _text(argument: str, value: object) -> str:
-    """Return a string that Postgres can store, UTF-8 without NUL, or raise.
-
-    A ``StrEnum`` becomes a plain string: psycopg would store the member's name instead of its value.
-    """
+    """Return a string that Postgres can store, UTF-8 without NUL, or raise."""
     if isinstance(value, Enum):
-        value = value.value
+        value = value.value  # psycopg would store the name of a ``StrEnum``
     if not isinstance(value, str):
         _refuse(argument, f"must be a string, not {type(value).__name__}")
     if "\0" in value:
@@ -217,11 +216,9 @@ def _payload(value: object, content_type: str | None) -> tuple[bytes | None, str
     match value:
         case None:
             return None, content_type
-        case Enum():
-            data = _json(value)
         case bytes() | bytearray() | memoryview():
             data = bytes(value)
-        case str():
+        case str() if not isinstance(value, Enum):
             data = _json_text(value) if _JSON_TYPE.match(content_type) else _utf8("payload", value)
         case _:
             data = _json(value)
@@ -298,12 +295,6 @@ def _tags(tags: object) -> list[str]:
     if any(not 0 < len(text) <= MAX_TAG_CHARACTERS or _CONTROL.search(text) for text in texts):
         _refuse("tags", f"must each have 1 to {MAX_TAG_CHARACTERS} characters and no control characters")
     return texts
-
-
-def _check_extra(headers: Mapping[str, str], tags: Iterable[str]) -> None:
-    size = sum(len(text.encode()) for text in chain.from_iterable((*headers.items(), tags)))
-    if size > MAX_EXTRA_BYTES:
-        _refuse("headers", f"and tags have {size} bytes together, the limit is 64 KiB")
 
 
 def _array(texts: Iterable[str]) -> str:

@@ -12,19 +12,12 @@ from importlib.metadata import version
 from itertools import accumulate
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, core
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from mailboat.delivery.histograms import DeliveryHistograms, Histogram
+from mailboat.delivery.counters import DeliveryHistograms, Histogram
 from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus
 
 _BY_RELAY = ("relay",)
@@ -93,30 +86,30 @@ class StatusCollector(Collector):
     def __init__(self, statuses: Callable[[], Sequence[RelayStatus]]) -> None:
         self._statuses = statuses
 
-    def describe(self) -> Iterable[Metric]:
+    def describe(self) -> Iterable[core.Metric]:
         return ()  # no samples at registration: the relays have not started yet
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[core.Metric]:
         statuses = self._statuses()
-        info = InfoMetricFamily("mailboat_relay", "Who this relay is.", labels=_BY_RELAY)
+        info = core.InfoMetricFamily("mailboat_relay", "Who this relay is.", labels=_BY_RELAY)
         for relay in statuses:
             info.add_metric([relay.name], {"id": relay.relay, "outbox": relay.outbox, "version": version("mailboat")})
         yield info
         for name, text, measure in _RELAY_GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=_BY_RELAY)
+            gauge = core.GaugeMetricFamily(name, text, labels=_BY_RELAY)
             for relay in statuses:
                 if (measured := measure(relay)) is not None:
                     gauge.add_metric([relay.name], float(measured))
             yield gauge
         reported = [(relay.name, each) for relay in statuses for each in relay.subscriptions]
-        for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for kind, table in ((core.GaugeMetricFamily, _GAUGES), (core.CounterMetricFamily, _COUNTERS)):
             for name, text, value in table:
                 family = kind(name, text, labels=_BY_SUBSCRIPTION)
                 for relay_name, each in reported:
                     family.add_metric([relay_name, each.name], float(value(each)))
                 yield family
         for name, text, chosen in _HISTOGRAMS:
-            distribution = HistogramMetricFamily(name, text, labels=_BY_SUBSCRIPTION)
+            distribution = core.HistogramMetricFamily(name, text, labels=_BY_SUBSCRIPTION)
             for relay_name, each in reported:
                 if each.meters is not None:
                     histogram = chosen(each.meters)

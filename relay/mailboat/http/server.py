@@ -228,20 +228,15 @@ def _text(text: str, status: int = 200) -> web.Response:
 class HttpServer:
     """Endpoints on a socket. The socket is bound first, so that the relay has its address before it starts."""
 
-    def __init__(self, listening: socket.socket, host: str = "") -> None:
-        """``host``: name or IP address by which others reach a wildcard address. Default: the host name."""
-        self._socket = listening
-        self._host = host
-        self._runner: web.AppRunner | None = None
+    def __init__(self, host: str, port: int, advertised: str = "") -> None:
+        """Bind the address or raise ``ConfigError``. ``::`` includes IPv4, and means IPv4 alone without IPv6.
 
-    @classmethod
-    def bind(cls, host: str, port: int, advertised: str = "") -> HttpServer:
-        """Bind the address. The wildcard ``::`` includes IPv4, and means IPv4 alone if there is no IPv6.
-
-        Raises ``ConfigError`` if the address can't be bound.
+        ``advertised``: name or IP address by which others reach a wildcard address. Default: the host name.
         """
+        self._advertised = advertised
+        self._runner: web.AppRunner | None = None
         try:
-            return cls(listen(host, port, most=_CONNECTIONS), advertised)
+            self._socket = listen(host, port, most=_CONNECTIONS)
         except OSError as error:
             raise ConfigError(
                 f"can't listen on {host}:{port}: {error.strerror or error}. Choose another address with --listen"
@@ -253,7 +248,7 @@ class HttpServer:
         """``http://host:port`` with the actual port. For a wildcard address the host is the advertised one."""
         host, port, *_ = self._socket.getsockname()
         if host in ("0.0.0.0", "::"):
-            host = self._host or socket.gethostname()
+            host = self._advertised or socket.gethostname()
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def start(self, application: web.Application) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.metadata import version
+from itertools import islice
 
 from mailboat.runtime.relay_status import RelayStatus, SubscriptionStatus
 
@@ -61,6 +62,7 @@ def _relay(relay: RelayStatus) -> str:
     retention = f"retention is blocked: {relay.retention_blocked}" if relay.retention_blocked else ""
     remarks = [relay.message, retention, relay.old_snapshot]
     shown = relay.subscriptions[:_MOST_ROWS]
+    partitions = islice(_partitions(shown, relay.relay), _MOST_ROWS)
     omitted = len(relay.subscriptions) - len(shown)
     more = f"<p class=quiet>and {omitted} more subscriptions: see /status</p>" if omitted else ""
     return (
@@ -70,7 +72,7 @@ def _relay(relay: RelayStatus) -> str:
         + "".join(f"<p class=warn>{_text(remark)}</p>" for remark in relay.coverage.remarks())
         + _table(_COLUMNS, (_subscription(each) for each in shown))
         + more
-        + _table(("Partition", "Owner", "Lag", "Parked", "Published here"), _partitions(shown, relay.relay))
+        + _table(("Partition", "Owner", "Lag", "Parked", "Published here"), partitions)
     )
 
 
@@ -94,12 +96,9 @@ def _subscription(each: SubscriptionStatus) -> list[str]:
 
 
 def _partitions(subscriptions: Iterable[SubscriptionStatus], me: str) -> Iterable[list[str]]:
-    rows = 0
     for each in subscriptions:
         owned_partitions = {owned.partition: owned for owned in each.owned}
         for partition in range(each.partitions):
-            if (rows := rows + 1) > _MOST_ROWS:
-                return
             owned = owned_partitions.get(partition)
             owner = me if owned is not None else each.owners.get(partition)
             details = (str(owned.lag), str(owned.parked), str(owned.published)) if owned is not None else ("", "", "")

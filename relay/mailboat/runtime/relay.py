@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
 
-from mailboat.delivery.backoff import Backoff, Outage
-from mailboat.delivery.checkpoints import CheckpointHook, ignore_checkpoint
+from mailboat.delivery.backoff import Backoff
+from mailboat.delivery.counters import Totals
 from mailboat.delivery.poll_interval import WakeSettings
-from mailboat.delivery.stream import Stream
-from mailboat.delivery.worker_counters import Totals
+from mailboat.delivery.stream import CheckpointHook, Stream, ignore_checkpoint
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
 from mailboat.runtime.config_change import ConfigChange, close_all, wait_for_others
 from mailboat.runtime.config_source import Configuration
@@ -109,24 +108,24 @@ class Relay:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set; then finish the batches in flight, settle and release."""
-        outage = Outage(_RECONNECT)
+        failures = 0
         try:
             while not stop.is_set():
                 began = time.monotonic()
                 try:
                     await close_all(self._config.take_up())
                     await self._connect(stop)
-                    outage = outage.recovered()
+                    failures = 0
                 except StopRequested:
                     break
                 except (DatabaseUnavailable, LeaseLost, *_NEEDS_A_PERSON) as error:
                     if isinstance(error, ConfigError) and not (self._config.follows or self._was_connected):
                         raise
                     if time.monotonic() - began > _LONG_ENOUGH:
-                        outage = outage.recovered()
-                    outage = outage.failed()
+                        failures = 0
+                    failures += 1
                     self._disconnected(error)
-                    await first_of(stop, self._config.changed, timeout=outage.delay(self._random))
+                    await first_of(stop, self._config.changed, timeout=_RECONNECT.delay(failures, self._random))
             self._enter(RelayState.STOPPING, "stopped")
         finally:
             await close_all(parts.sink for parts in self._config.subscription_set.parts.values())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from mailboat.delivery.histograms import DeliveryHistograms
+from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.errors import (
     ConfigError,
     ForeignDatabase,

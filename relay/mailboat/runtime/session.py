@@ -21,15 +21,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from mailboat.delivery.checkpoints import Checkpoint, CheckpointHook
-from mailboat.delivery.delivery_session import DeliverySession
+from mailboat.delivery.counters import Totals
 from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.progress import ProgressCommitter
 from mailboat.delivery.rebalance import decide, live_relays, orphans, reporter
-from mailboat.delivery.stream import Clock, Stream
+from mailboat.delivery.stream import Checkpoint, CheckpointHook, Clock, DeliverySession, Stream
 from mailboat.delivery.window_feeder import WindowFeeder
-from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError
 from mailboat.runtime.lag_probe import LagProbe
 from mailboat.runtime.sink_start import await_dead_letter_topic, open_sink

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, OUTAGE_BACKOFF, Outage
-from mailboat.delivery.dead_letter_topic import dead_letter_topic_error
+from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, OUTAGE_BACKOFF
+from mailboat.delivery.parked_keys import dead_letter_topic_error
 from mailboat.delivery.publish import as_unavailable
 from mailboat.delivery.stream import Stream
 from mailboat.errors import SinkUnavailable
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 async def open_sink(stream: Stream) -> None:
     """Open the sink of a stream. Report each failure in the status and retry."""
-    outage = Outage(OUTAGE_BACKOFF)
+    failures = 0
     while not stream.ready:
         try:
             await stream.sink.open()
@@ -30,8 +30,8 @@ async def open_sink(stream: Stream) -> None:
         except Exception as error:  # an unexpected error of a sink must not end the other subscriptions
             reason = error if isinstance(error, SinkUnavailable) else as_unavailable(stream, error)
             stream.health.unavailable(str(reason), stream.clock())
-            stream.problem, outage = str(reason), outage.failed()
-            await asyncio.sleep(outage.delay(stream.random))
+            stream.problem, failures = str(reason), failures + 1
+            await asyncio.sleep(OUTAGE_BACKOFF.delay(failures, stream.random))
 
 
 async def await_dead_letter_topic(stream: Stream) -> None:
@@ -39,7 +39,7 @@ async def await_dead_letter_topic(stream: Stream) -> None:
     topic, sink, dead_topic = stream.dead_letter_topic, stream.sink, stream.dead_topic
     if topic is None or not isinstance(sink, ChecksTopics):
         return
-    outage, problem = Outage(DEAD_TOPIC_BACKOFF), None
+    failures, problem = 0, None
     while True:
         try:
             await sink.check_topic(topic)
@@ -51,8 +51,8 @@ async def await_dead_letter_topic(stream: Stream) -> None:
                 log.warning("Dead-letter topic is not available: %s", message, extra=about)
             problem = f"the dead-letter topic {topic} is not available: {message}"
             dead_topic.problem = dead_topic.problem or problem
-        outage = outage.failed()
-        await asyncio.sleep(outage.delay(stream.random))
+        failures += 1
+        await asyncio.sleep(DEAD_TOPIC_BACKOFF.delay(failures, stream.random))
     if problem is not None and dead_topic.problem is not None:
         dead_topic.problem = None
         log.info("Dead-letter topic is available", extra={"subscription": stream.name, "topic": topic})

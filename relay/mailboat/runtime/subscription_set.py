@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from mailboat.cloudevents import MessageEncoder
-from mailboat.delivery.backoff import Backoff, RetryPolicy
-from mailboat.delivery.checkpoints import CheckpointHook
-from mailboat.delivery.histograms import DeliveryHistograms
-from mailboat.delivery.stream import Stream, StreamSettings
+from mailboat.delivery.backoff import Backoff
+from mailboat.delivery.counters import DeliveryHistograms
+from mailboat.delivery.stream import CheckpointHook, Stream, StreamSettings
 from mailboat.errors import ConfigError
 from mailboat.runtime.relay_status import reason_for
 from mailboat.runtime.secrets import Secrets
@@ -57,19 +56,21 @@ class StreamParts:
     ) -> Stream:
         """Create the stream for one connected period."""
         spec, delivery, backoff = self.resource.spec, self.resource.spec.delivery, self.resource.spec.delivery.backoff
-        policy = RetryPolicy(
+        settings = StreamSettings(
+            spec.batch_size,
+            delivery.timeout.seconds,
             spec.max_attempts,
             Backoff(backoff.initial.seconds, backoff.factor, backoff.max.seconds, backoff.jitter),
             dead_letters=delivery.on_exhausted is OnExhausted.DEAD_LETTER,
+            ordered=spec.ordering is Ordering.KEY,
         )
-        ordered = spec.ordering is Ordering.KEY
         return Stream(
             subscription.number,
             self.name,
             subscription.generation,
             self.sink,
             self.encoder,
-            StreamSettings(spec.batch_size, delivery.timeout.seconds, policy, ordered=ordered),
+            settings,
             pulled=self.pulled,
             dead_letter_topic=self.resource.dead_letter_topic,
             random=random,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from mailboat.delivery.counters import Totals
 from mailboat.delivery.partition_worker import PartitionWorker
-from mailboat.delivery.worker_counters import Totals
 from mailboat.runtime.relay_status import SubscriptionStatus
 from mailboat.runtime.session import RelaySession
 from mailboat.runtime.subscription_set import InvalidSubscription

@@ -1,10 +1,8 @@
 """Threads for blocking calls: one per call, never from asyncio's default pool.
 
-That pool has a handful of threads for the whole process, and the DNS lookup of the database's address needs one of
-them. Twenty unavailable destinations, each with a call of ten seconds, would occupy the whole pool.
-
-A sink has at most one such call in flight, so there are never more threads than sinks. They are daemon threads: a call
-that hangs in a vendor's client does not prevent the relay from exiting.
+That pool has a handful of threads, and the DNS lookup of the database's address needs one of them: twenty unavailable
+destinations, each with a call of ten seconds, would occupy all. A sink has at most one such call in flight. The threads
+are daemons, so that a call that hangs in a vendor's client does not prevent the relay from exiting.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ def in_a_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     dropped."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
-    done.add_done_callback(_mark_retrieved)
 
     def finish(set_state: Callable[[Any], None], value: object) -> None:
         if not done.done():
             set_state(value)
+            done.exception()  # marks an error as retrieved: asyncio would log it if no task awaits it any more
 
     def run() -> None:
         try:
@@ -40,9 +38,3 @@ def in_a_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name=f"mailboat-{name}", daemon=True).start()
     return done
-
-
-def _mark_retrieved(done: asyncio.Future[T]) -> None:
-    """Mark an error as retrieved, so that asyncio does not log it if no task awaits it any more."""
-    if not done.cancelled():
-        done.exception()

@@ -1,12 +1,10 @@
 """Blocked keys: keys with a failed message, while calls created before the failure was returned are still running.
 
 A worker that overlaps batches receives a failure only when the failed call returns. Until then it may hand over later
-messages of the same key, in calls that are already running or that it starts before it receives the failure. A sink
-with ``Traits.stops_behind_failure`` returns ``Undecided`` for those messages. This module tracks them.
+messages of the same key. A sink with ``Traits.stops_behind_failure`` returns ``Undecided`` for those.
 
 A call stops a key if one of its messages of that key failed or was ``Undecided``, until the call returns. The key stays
-blocked for every other call that was created before then. Later calls, other keys and therefore other partitions are
-not affected.
+blocked for every other call that was created before then. Later calls and other keys are not affected.
 """
 
 from __future__ import annotations
@@ -44,10 +42,8 @@ class FenceTicket:
         self._begun = True
 
     def stop(self, key: str | None) -> None:
-        """Record that a message of this key did not arrive. A message without a key blocks nothing.
-
-        No effect after the call has returned: a cancelled call may receive its results later.
-        """
+        """Record that a message of this key did not arrive; without a key it blocks nothing. No effect after the call
+        has returned: a cancelled call may receive its results later."""
         if key is not None and key not in self._stopped and self in self._calls:
             self._stopped.add(key)
             for call in self._calls:

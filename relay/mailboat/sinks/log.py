@@ -48,7 +48,6 @@ class LogSink:
 
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> Self:
-        """Build the sink from ``mailboat_spec.LogSink``."""
         path = None if config.path is None else Path(config.path)
         return cls(path, delivery_timeout=context.delivery_timeout)
 

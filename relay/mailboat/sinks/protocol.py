@@ -73,23 +73,18 @@ class Sink(Protocol):
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> Self:
         """Build the sink from its ``mailboat_spec`` model or, for a third-party sink, its mapping. Must not connect."""
-        ...
 
     async def open(self) -> None:
         """Connect as far as the vendor's client needs it. Raises ``SinkUnavailable``; the caller may then retry."""
-        ...
 
     def refusal(self, message: Message) -> EventRefused | None:
         """Return why this message can never be accepted, as far as that needs no network; otherwise None."""
-        ...
 
     async def publish(self, batch: Sequence[Message]) -> Failures:
         """Publish in order and return all failures. Never raises ``DeliveryError``."""
-        ...
 
     async def close(self) -> None:
         """Purge unsent messages and release all connections and threads. Safe to call twice."""
-        ...
 
 
 @runtime_checkable
@@ -98,4 +93,3 @@ class ChecksTopics(Protocol):
 
     async def check_topic(self, topic: str) -> None:
         """Raise ``SinkUnavailable`` if the topic does not exist or the servers do not answer."""
-        ...

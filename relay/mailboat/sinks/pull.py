@@ -1,7 +1,4 @@
-"""The sink of pull subscriptions: publishes nothing, since consumers pull the events from the database.
-
-The relay uses it as a placeholder, declares the subscription and reports its lag.
-"""
+"""The sink of pull subscriptions: a placeholder, since consumers pull the events from the database."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from mailboat.sinks.protocol import Failures, SinkContext, Traits
 
 
 class PullSink:
-    """Placeholder for a destination. ``publish`` is never called: relays own no partition of pull subscriptions."""
+    """``publish`` is never called: relays own no partition of pull subscriptions, and only report their lag."""
 
     traits = Traits(header_prefix="ce_", stops_behind_failure=True)
 

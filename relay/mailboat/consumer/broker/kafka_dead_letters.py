@@ -20,8 +20,8 @@ from confluent_kafka import TopicPartition as Place
 from mailboat.consumer.broker.interfaces import Original
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.daemon_thread import in_a_thread
+from mailboat.sinks.kafka.cluster import describe_topics
 from mailboat.sinks.kafka.kafka_errors import Report, unavailable
-from mailboat.sinks.kafka.topic import describe_topics
 
 _TIMEOUT: Final = 30.0
 _POLL: Final = 0.1

@@ -24,8 +24,7 @@ from google.pubsub_v1.types import (
 
 from mailboat.consumer.broker.interfaces import Original
 from mailboat.errors import SinkUnavailable
-from mailboat.sinks.pubsub.channel import PubSubEndpoint, open_channel
-from mailboat.sinks.pubsub.pubsub_errors import unavailable
+from mailboat.sinks.pubsub.channel import PubSubEndpoint, open_channel, unavailable
 
 _TIMEOUT: Final = 30.0
 _PULL: Final = 5.0

@@ -116,11 +116,8 @@ def missing_topic(topic: str, bootstrap: str) -> SinkUnavailable:
 
 
 def more_specific(before: Report | None, now: Report) -> Report | None:
-    """Return the client error to keep of two: the one that names a cause, such as a refused login; else the later one.
-
-    A broker that refuses a login also closes the connection, which the client may report afterwards. "All brokers down"
-    adds nothing to a timeout.
-    """
+    """Return the client error to keep of two: the one that names a cause, else the later one. A broker that refuses a
+    login also closes the connection, which is reported afterwards. "All brokers down" adds nothing to a timeout."""
     if now.code == KafkaError._ALL_BROKERS_DOWN:
         return before
     hides_a_cause = before is not None and before.code not in NETWORK and now.code in NETWORK
@@ -157,17 +154,14 @@ class EpochResults:
         """Cause that affects all sinks alike."""
 
     def default_error(self, own: Sequence[Report], otherwise: DeliveryError) -> DeliveryError:
-        """Return the error for a sink's messages that are not known to be at fault, including those never handed over.
-
-        ``own`` are the reports on the sink's messages. ``otherwise`` is the result if no report explains the end.
-        """
+        """Return the error for a sink's messages that are not known to be at fault, including those never handed over:
+        by the reports on its ``own`` messages, else ``otherwise``."""
         if any(report.code in REFUSING for report in own):
             return Undecided("a message that was on the way with it was refused")
         cause = next((report for report in own if report.code not in COLLATERAL), self.common)
         return otherwise if cause is None else unavailable(cause, self._bootstrap)
 
     def error_for(self, report: Report, default: DeliveryError) -> DeliveryError:
-        """Return the error for the message of this report."""
         if report.code not in REFUSING:
             return default
         place = (report.topic, report.partition)

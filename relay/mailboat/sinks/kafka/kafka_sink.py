@@ -1,17 +1,13 @@
 """The Kafka sink: one topic, over consecutive sessions, shared by all partitions of a subscription.
 
-Sinks with the same settings share sessions (``cluster``). After a failure that it caused, a sink uses separate sessions
-for a while, so that it does not end shared ones. A message whose refusal must be definite is sent in a separate session
-as well.
-
-Messages for another topic (dead letters) use a nested sink: a missing dead-letter topic must not end the session of all
-other messages.
+After a failure that it caused, a sink uses separate sessions for a while, so that it does not end shared ones
+(``cluster``). A message whose refusal must be definite is sent in a separate session as well. Messages for another
+topic (dead letters) use a nested sink: a missing topic must not end the session of all other messages.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from itertools import groupby
@@ -21,12 +17,11 @@ from typing import Any, Final, Self
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message
 from mailboat.sinks.daemon_thread import in_a_thread
-from mailboat.sinks.kafka.cluster import Cluster, SharedProducer, cluster_of
+from mailboat.sinks.kafka.cluster import NOT_ACCEPTED, Cluster, SharedProducer, TopicFacts, cluster_of
 from mailboat.sinks.kafka.kafka_errors import RefusedTogether, no_answer
 from mailboat.sinks.kafka.librdkafka_settings import check_settings, client_settings, masked_error
 from mailboat.sinks.kafka.producer import ProducerEpoch
 from mailboat.sinks.kafka.producer_share import ProducerShare, PublishCall
-from mailboat.sinks.kafka.topic import NOT_ACCEPTED, TopicFacts
 from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
 
@@ -44,25 +39,8 @@ _HEADER_OVERHEAD: Final = 10
 _JOIN_TIMEOUT: Final = 5.0
 _LAST_ANSWERS: Final = 3.0
 """Seconds for answers to what is on the wire when a call is cancelled; less than the rest of a lease at that time."""
-_NOISE: Final = (
-    "enable.gapless.guarantee is experimental",  # known, and tested
-    "FAIL [",  # logged per connection attempt of every client; the sink reports the cause once
-    "unable to satisfy gap-less guarantee",  # a session ends this way if a message is refused; the result says so
-    "not found in cache",  # a partition without a leader, logged once per partition and refresh
-)
-"""Log messages of librdkafka that are dropped."""
-
 
 _topic_of: Final = attrgetter("topic")
-
-
-def _is_relevant(record: logging.LogRecord) -> bool:
-    text = record.getMessage()
-    return not any(noise in text for noise in _NOISE)
-
-
-logger = logging.getLogger(__name__)
-logger.addFilter(_is_relevant)
 
 
 class KafkaSink:
@@ -155,10 +133,8 @@ class KafkaSink:
         for topic, run in groupby(enumerate(batch), key=lambda numbered: numbered[1].topic):
             indexes, messages = zip(*run, strict=True)
             if failures or self._closed:
-                reason = (
-                    SinkUnavailable("the sink is closed") if self._closed else Undecided("what is before it failed")
-                )
-                failures.update(dict.fromkeys(indexes, reason))
+                closed, undecided = SinkUnavailable("the sink is closed"), Undecided("what is before it failed")
+                failures.update(dict.fromkeys(indexes, closed if self._closed else undecided))
                 continue
             sink = self if topic is None else self._for(topic)
             answer = await sink.publish([message._replace(topic=None) for message in messages])
@@ -304,7 +280,7 @@ class KafkaSink:
 
     def _brokers(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = cluster_of(self._client, logger)
+            self._cluster = cluster_of(self._client)
         return self._cluster
 
     async def _describe(self) -> TopicFacts:

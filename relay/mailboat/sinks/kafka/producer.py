@@ -11,8 +11,9 @@ session. ``ProducerShare.at_fault`` marks the share that caused the end; its sin
 
 *Polling.* librdkafka passes its reports to the caller of ``poll``, one callback per message, and each callback acquires
 the GIL separately. A polling thread would compete with the event loop for the GIL twenty thousand times a second. So
-the loop polls by a timer, which is fast while reports are due and slow otherwise. Everything here runs on the event
-loop; only the destruction of a producer, which may block, runs in a thread.
+the loop polls by a timer, which is fast while reports are due and slow otherwise. The reaction to a report runs outside
+``poll`` (``call_soon``), since it may purge or end the producer. Everything here runs on the event loop; only the
+destruction of a producer, which may block, runs in a thread.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -40,12 +41,22 @@ _IDLE: Final = 2.0
 _UNLIMITED: Final = 2**31
 _MAX_AGE: Final = 6 * 3600.0
 """Brokers expire a producer that was idle for a day, and with it the sequence numbers that order depends on."""
+_NOISE: Final = (
+    "enable.gapless.guarantee is experimental",  # known, and tested
+    "FAIL [",  # logged per connection attempt of every client; the sink reports the cause once
+    "unable to satisfy gap-less guarantee",  # a session ends this way if a message is refused; the result says so
+    "not found in cache",  # a partition without a leader, logged once per partition and refresh
+)
+"""Log messages of librdkafka that are dropped."""
+
+logger = logging.getLogger(__name__)
+logger.addFilter(lambda record: not any(noise in record.getMessage() for noise in _NOISE))
 
 
 class ProducerEpoch:
     """Accepts calls until the first failure. Then it is ``stopped``, and ``drained`` once every call has a result."""
 
-    def __init__(self, settings: Mapping[str, Any], *, logger: logging.Logger) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self.settings = settings
@@ -58,45 +69,36 @@ class ProducerEpoch:
         self.bytes = 0
         """Payload bytes of the calls in flight, of all shares."""
         self._bootstrap: str = settings["bootstrap.servers"]
-        self._max_messages = int(settings["queue.buffering.max.messages"]) or _UNLIMITED
-        self._max_bytes = int(settings["queue.buffering.max.kbytes"]) * 1024
+        self.max_messages = int(settings["queue.buffering.max.messages"]) or _UNLIMITED
+        self.max_bytes = int(settings["queue.buffering.max.kbytes"]) * 1024
         self.calls: set[PublishCall] = set()
-        self._shares: set[ProducerShare] = set()
+        self.shares: set[ProducerShare] = set()
         self._topics: dict[str, ProvenPartitions] = {}
         self._fatal: Report | None = None
         self.reason: DeliveryError | None = None
         """Result for messages of any share that no report explains."""
         self._changed = asyncio.Event()
         self._superseded = False
-        self._retired = False
         self.producer: Any = Producer({**settings, "logger": logger, "error_cb": self._on_error})
+        """None once it is retired."""
         self._close_thread: threading.Thread | None = None
         self._reported_at = self._started_at
         self._timer = self._loop.call_later(_SLOW, self._poll)
 
     def new_share(self, topic: str) -> ProducerShare:
-        """Return a new share of this session."""
         share = ProducerShare(self, topic, self._topics.setdefault(topic, ProvenPartitions()))
-        self._shares.add(share)
+        self.shares.add(share)
         return share
 
     def leave(self, share: ProducerShare) -> None:
         """Remove a share without calls in flight. If it was the last one, retire the producer."""
-        self._shares.discard(share)
-        if not self._shares and not self.stopped:
+        self.shares.discard(share)
+        if not self.shares and not self.stopped:
             self.retire()
 
     @property
     def takes_calls(self) -> bool:
         return not self.stopped and self._loop.time() - self._started_at < _MAX_AGE
-
-    def answered_others(self, share: ProducerShare, *, since: float) -> bool:
-        return any(other.answered_at > since for other in self._shares if other is not share)
-
-    @property
-    def queue(self) -> tuple[int, int, int, int]:
-        """Messages and bytes in flight, each followed by its limit."""
-        return len(self.producer), self._max_messages, self.bytes, self._max_bytes
 
     def settle(self, call: PublishCall) -> None:
         """Handle a call whose reports have all arrived. Success is returned at once, failures after all reports."""
@@ -131,7 +133,7 @@ class ProducerEpoch:
 
     def stop(self, *, in_flight: bool = True) -> None:
         """Stop sending. Each call gets its results once librdkafka has reported on all its messages."""
-        if self._retired:
+        if self.producer is None:
             return
         self.stopped = True
         self.producer.purge(in_queue=True, in_flight=in_flight, blocking=False)
@@ -143,12 +145,12 @@ class ProducerEpoch:
         if self.drained.is_set() or not all(call.all_answered for call in self.calls):
             return
         results = EpochResults(
-            [report for share in self._shares for report in share.reports()], self._fatal, self._bootstrap
+            [report for share in self.shares for report in share.reports()], self._fatal, self._bootstrap
         )
-        for share in self._shares:
+        for share in self.shares:
             share.at_fault = share.at_fault or is_about_a_topic(share.reports())
         otherwise = self.reason or self._otherwise(results)
-        for share in self._shares:
+        for share in self.shares:
             default = results.default_error(share.reports(), share.reason or otherwise)
             for call in share.calls:
                 for index, report in call.errors.items():
@@ -165,13 +167,13 @@ class ProducerEpoch:
 
     def _otherwise(self, results: EpochResults) -> DeliveryError:
         """Return the result for shares without an error report and without a reason from their sink."""
-        if results.common or any(share.at_fault or share.reason for share in self._shares):
+        if results.common or any(share.at_fault or share.reason for share in self.shares):
             return SinkUnavailable(
                 f"the producer for Kafka at {self._bootstrap} was replaced because another subscription that shares it "
                 "failed or was stopped; the message is sent again"
             )
         # No message is known to be at fault. Separate sessions, then batches of one, will identify it.
-        for share in self._shares:
+        for share in self.shares:
             share.at_fault = bool(share.calls)
         return Undecided("the producer was stopped")
 
@@ -180,9 +182,8 @@ class ProducerEpoch:
         self.stopped = True
         self.drained.set()
         self.notify()  # ``stop`` did so as well, but reports may have arrived since
-        if self._retired:
+        if self.producer is None:
             return
-        self._retired = True
         self._timer.cancel()
         last, self.producer = [self.producer], None
         # Dropping the last reference closes the connections and blocks until they are closed.
@@ -203,26 +204,22 @@ class ProducerEpoch:
     def expect(self) -> None:
         """Poll fast from now on, since reports are due."""
         self._reported_at = self._loop.time()
-        if not self._retired and self._timer.when() > self._reported_at + _QUICK:
+        if self.producer is not None and self._timer.when() > self._reported_at + _QUICK:
             self._timer.cancel()
             self._timer = self._loop.call_at(self._reported_at + _QUICK, self._poll)
 
     def _poll(self) -> None:
-        if self._retired:
+        if self.producer is None:
             return
         now = self._loop.time()
         try:
             if self.producer.poll(0):
                 self._reported_at = now
         except KafkaException as error:  # ``poll`` raises fatal errors
-            self._soon(self._end, Report.of(error.args[0], "", -1))
+            self._loop.call_soon(self._end, Report.of(error.args[0], "", -1))
         finally:
             pause = min(max(_QUICK, (now - self._reported_at) * _POLL_FRACTION), _SLOW) if self.calls else _IDLE
             self._timer = self._loop.call_later(pause, self._poll)
-
-    def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Run a callback outside ``poll``, since the reaction to a report may purge or end the producer."""
-        self._loop.call_soon(callback, *arguments)
 
     def _on_error(self, error: KafkaError) -> None:
         self.client_error = more_specific(self.client_error, Report.of(error, "", -1))
@@ -230,16 +227,14 @@ class ProducerEpoch:
     def report_failure(self) -> None:
         if not self.failed:
             self.failed = True
-            self._soon(self.stop)
+            self._loop.call_soon(self.stop)
 
     def report_answered(self, call: PublishCall) -> None:
-        self._soon(self.settle, call)
+        self._loop.call_soon(self.settle, call)
 
     def _end(self, fatal: Report) -> None:
         self._fatal = self._fatal or fatal
         self.stop()
-
-    # ---- waiting for something to happen ---------------------------------------------------------------------------
 
     def notify(self) -> None:
         self._changed.set()

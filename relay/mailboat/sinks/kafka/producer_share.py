@@ -64,8 +64,6 @@ class ProvenPartitions:
 
 @dataclass(slots=True, eq=False, repr=False)
 class PublishCall:
-    """One ``publish`` call in a session."""
-
     share: ProducerShare
     batch: Sequence[Message]
     hold: FenceTicket
@@ -149,11 +147,11 @@ class ProducerShare:
 
     def _may_queue(self) -> bool:
         """Return whether the share may queue more: never more than is free, so that other shares always find room."""
-        messages, max_messages, size, max_size = self.session.queue
-        if 2 * messages < max_messages and 2 * size < max_size:
+        session, messages = self.session, len(self.session.producer)
+        if 2 * messages < session.max_messages and 2 * session.bytes < session.max_bytes:
             return True
         own = sum(call.handed - call.answered for call in self.calls)
-        return own == 0 or (own < max_messages - messages and self.bytes < max_size - size)
+        return own == 0 or (own < session.max_messages - messages and self.bytes < session.max_bytes - session.bytes)
 
     def _produce(self, call: PublishCall, end: int, blocked: set[str | None]) -> None:
         """Produce messages up to ``end``, or until a full queue, a key's pending first message or an error stops it."""
@@ -217,7 +215,6 @@ class ProducerShare:
             await asyncio.sleep(_FULL_QUEUE_PAUSE)
 
     def reports(self) -> list[Report]:
-        """Return all error reports of this share."""
         found = [report for call in self.calls for report in call.errors.values()]
         return [*found, self.rejection] if self.rejection is not None else found
 
@@ -238,17 +235,15 @@ class ProducerShare:
 
     def time_out(self, call: PublishCall, reason: DeliveryError) -> None:
         """End the session after a call timed out. If other shares succeeded since it began, this share is at fault."""
-        if self.session.answered_others(self, since=call.began):
+        if any(other.answered_at > call.began for other in self.session.shares if other is not self):
             self.at_fault = True
         elif not self.session.stopped:
             self.session.reason = reason
         self.stop(reason)
 
     def stop(self, reason: DeliveryError, *, in_flight: bool = True) -> None:
-        """End the session. ``reason`` is the result for messages of this share that no report explains.
-
-        Without ``in_flight``, messages already on the wire are not purged and may still be acknowledged.
-        """
+        """End the session; ``reason`` is the result for messages of this share that no report explains. Without
+        ``in_flight``, messages already on the wire are not purged and may still be acknowledged."""
         if not self.session.stopped:
             self.reason = reason
         self.session.stop(in_flight=in_flight)

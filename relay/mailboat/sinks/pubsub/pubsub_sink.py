@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple, Self
 
@@ -19,9 +19,21 @@ from mailboat.errors import ConfigError, DeliveryError, EventRefused, SinkUnavai
 from mailboat.model import Message
 from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
-from mailboat.sinks.pubsub.channel import PublisherChannel, PubSubEndpoint
-from mailboat.sinks.pubsub.limits import refusal, requests
-from mailboat.sinks.pubsub.pubsub_errors import REFUSING, refused, unavailable
+from mailboat.sinks.pubsub.channel import REFUSING, PublisherChannel, PubSubEndpoint, unavailable
+
+MAX_REQUEST_BYTES: Final = 10_000_000
+GOOD_REQUEST_BYTES: Final = 4_000_000
+"""Size at which requests are split. Larger ones gain nothing; gRPC servers (also Google's fake) default to 4 MiB."""
+MAX_REQUEST_MESSAGES: Final = 1_000
+MAX_ATTRIBUTES: Final = 100
+MAX_ATTRIBUTE_NAME_BYTES: Final = 256
+MAX_ATTRIBUTE_VALUE_BYTES: Final = 1024
+MAX_ORDERING_KEY_BYTES: Final = 1024
+_RESERVED_PREFIX: Final = "goog"
+
+_REQUEST_OVERHEAD: Final = 1024  # topic name and framing
+_MESSAGE_OVERHEAD: Final = 64
+_ATTRIBUTE_OVERHEAD: Final = 16
 
 _OPEN_TIMEOUT: Final = 10.0
 _REQUESTS_ON_THE_WAY: Final = 64
@@ -65,18 +77,18 @@ class PubSubSink:
         self._closed = False
         if self._connection is None:
             self._connection = await PublisherChannel.open(self._destination, self._topic)
-        await self._look_up(self._connection, self._topic)
+        await self._look_up(self._topic)
 
     async def check_topic(self, topic: str) -> None:
         """Raise ``SinkUnavailable`` if another topic of the project, for dead letters, does not exist."""
+        await self._look_up(self._path(topic))
+
+    async def _look_up(self, topic: str) -> None:
         if self._connection is None:
             raise SinkUnavailable("the sink is not open")
-        await self._look_up(self._connection, self._path(topic))
-
-    async def _look_up(self, connection: PublisherChannel, topic: str) -> None:
         timeout = min(_OPEN_TIMEOUT, self._delivery_timeout)
         try:
-            await connection.look_up_topic(topic, timeout=timeout)
+            await self._connection.look_up_topic(topic, timeout=timeout)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.PERMISSION_DENIED:  # a publisher need not have topics.get permission
                 raise unavailable(error, topic, self._destination.host, timeout) from error
@@ -84,7 +96,23 @@ class PubSubSink:
             raise SinkUnavailable("its connection was closed") from None
 
     def refusal(self, message: Message) -> EventRefused | None:
-        return refusal(message)
+        if message.key is not None and _size(message.key) > MAX_ORDERING_KEY_BYTES:
+            return _refused(f"its key has more than {MAX_ORDERING_KEY_BYTES} bytes", "KeyTooLong")
+        if len(message.headers) > MAX_ATTRIBUTES:
+            return _refused(f"it has {len(message.headers)} attributes, more than {MAX_ATTRIBUTES}", "TooManyHeaders")
+        for name, value in message.headers.items():
+            if not 0 < _size(name) <= MAX_ATTRIBUTE_NAME_BYTES or name.startswith(_RESERVED_PREFIX):
+                return _refused(
+                    f"attribute {name[:64]!r} must have a name of 1 to {MAX_ATTRIBUTE_NAME_BYTES} bytes that does not "
+                    f"begin with {_RESERVED_PREFIX}",
+                    "InvalidHeaders",
+                )
+            if _size(value) > MAX_ATTRIBUTE_VALUE_BYTES:
+                return _refused(f"attribute {name} has more than {MAX_ATTRIBUTE_VALUE_BYTES} bytes", "InvalidHeaders")
+        size = request_bytes(message) + _REQUEST_OVERHEAD
+        if size > MAX_REQUEST_BYTES:
+            return _refused(f"it has {size} bytes, more than {MAX_REQUEST_BYTES}", "TooLarge")
+        return None
 
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         return self._publish(batch, self._fence.call())
@@ -132,12 +160,13 @@ class PubSubSink:
 
     async def _send_in_order(self, call: _Call, indexes: Sequence[int], key: str, turn: _Turn) -> None:
         arrives = turn.before is None or await asyncio.shield(turn.before)
-        for request in _requests_of_one_topic_each(call.batch, indexes):
-            if arrives and key not in call.hold.blocked:
-                arrives = await self._send(call, request, key)
-            else:
-                call.fail(request, Undecided("an earlier message of its key did not arrive"))
-                arrives = False
+        for _, run in groupby(indexes, key=lambda index: call.batch[index].topic):
+            for request in requests(call.batch, list(run)):
+                if arrives and key not in call.hold.blocked:
+                    arrives = await self._send(call, request, key)
+                else:
+                    call.fail(request, Undecided("an earlier message of its key did not arrive"))
+                    arrives = False
         self._end(key, turn, arrived=arrives)
 
     async def _send(self, call: _Call, request: Sequence[int], key: str) -> bool:
@@ -162,7 +191,7 @@ class PubSubSink:
         except grpc.aio.AioRpcError as error:
             if error.code() in REFUSING:
                 if len(messages) == 1:
-                    return refused(error)
+                    return EventRefused(f"Pub/Sub refused it: {error.details()} ({error.code().name})")
                 return Undecided(f"Pub/Sub refused the request that it was in: {error.details()}")
             self._suspect = self._suspect or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             return unavailable(error, path, self._destination.host, self._delivery_timeout)
@@ -176,8 +205,6 @@ class PubSubSink:
         except (ValueError, TypeError, UnicodeError) as error:
             return EventRefused(f"its key or headers can't be sent: {error}", reason="InvalidText", retryable=False)
         return None
-
-    # ---- the connection --------------------------------------------------------------------------------------------
 
     async def _renew_suspect_connection(self, call: _Call) -> None:
         """Replace the connection after a timeout, if no other call uses it: the peer may be gone without a reset."""
@@ -226,6 +253,32 @@ class _Call:
             self.hold.stop(self.batch[index].key)
 
 
-def _requests_of_one_topic_each(batch: Sequence[Message], indexes: Sequence[int]) -> list[list[int]]:
-    runs = [list(run) for _, run in groupby(indexes, key=lambda index: batch[index].topic)]
-    return [request for run in runs for request in requests(batch, run)]
+def request_bytes(message: Message) -> int:
+    """Return an upper bound of the bytes that a message adds to a request."""
+    size = _MESSAGE_OVERHEAD + len(message.value or b"") + _size(message.key or "")
+    for name, value in message.headers.items():
+        size += _ATTRIBUTE_OVERHEAD + _size(name) + _size(value)
+    return size
+
+
+def requests(batch: Sequence[Message], indexes: Sequence[int]) -> Iterator[list[int]]:
+    """Split messages of one key into requests within the limits, in order."""
+    request: list[int] = []
+    size = _REQUEST_OVERHEAD
+    for index in indexes:
+        adds = request_bytes(batch[index])
+        if request and (len(request) == MAX_REQUEST_MESSAGES or size + adds > GOOD_REQUEST_BYTES):
+            yield request
+            request, size = [], _REQUEST_OVERHEAD
+        request.append(index)
+        size += adds
+    if request:
+        yield request
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
+def _refused(why: str, reason: str) -> EventRefused:
+    return EventRefused(f"Pub/Sub does not take this message: {why}", reason=reason, retryable=False)

@@ -1,12 +1,13 @@
-"""Histograms of one subscription's delivery, for ``/metrics``, and its rate. They live as long as the relay.
+"""Figures of delivery for status and metrics: histograms and rate of a subscription, counters and errors of workers.
 
-Counted per batch, not per event: a relay moves a hundred thousand events per second.
+Histograms and rates are counted per batch, not per event: a relay moves a hundred thousand events per second.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -64,7 +65,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class DeliveryHistograms:
-    """Histograms and rate of one subscription in this process."""
+    """Histograms and rate of one subscription, as long as the relay lives."""
 
     latency: Histogram = field(
         default_factory=lambda: Histogram((0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600))
@@ -84,3 +85,46 @@ class DeliveryHistograms:
         except (ValueError, TypeError):  # a time outside RFC 3339, in a table that Mailboat did not create
             return
         self.latency.observe(max(0.0, age))  # the clocks of database and relay may differ
+
+
+@dataclass(slots=True)
+class WorkerCounters:
+    """Counters and errors since the worker started."""
+
+    delivered: int = 0
+    refused: int = 0
+    last_error: str | None = None
+    error_at: float = 0.0
+    """Time of the last error, by the stream's clock."""
+    delivered_at: float = -math.inf
+    """Last successful delivery, also of a parked event."""
+    unavailable: str | None = None
+    """Reason while the sink is unavailable."""
+
+    def note_error(self, error: str, now: float) -> None:
+        self.last_error, self.error_at = error, now
+
+    def current_error(self, parked: int) -> str | None:
+        """Return the last error until a delivery succeeds, and in any case while events are parked."""
+        return self.last_error if parked or self.delivered_at <= self.error_at else None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of ended workers per subscription. They outlive a session, so that totals never decrease."""
+
+    delivered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    refused: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    last_error: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Error of an ended worker and its time by the relay's clock; shown until a delivery succeeds."""
+    meters: dict[str, DeliveryHistograms] = field(default_factory=lambda: defaultdict(DeliveryHistograms))
+
+    def add(self, name: str, counters: WorkerCounters) -> None:
+        """Add the counts of an ended worker. Its error replaces an older one, and its success clears one."""
+        self.delivered[name] += counters.delivered
+        self.refused[name] += counters.refused
+        _, at = self.last_error.get(name, ("", -math.inf))
+        if (error := counters.current_error(0)) is not None and counters.error_at >= at:
+            self.last_error[name] = error, counters.error_at
+        elif counters.delivered_at > at:
+            self.last_error.pop(name, None)
