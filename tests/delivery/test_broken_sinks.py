@@ -16,7 +16,7 @@ from mailboat.delivery.sink_health import STILL_EVERY
 from mailboat.delivery.worker_counters import Totals, WorkerCounters
 from mailboat.errors import EventRefused
 from mailboat.model import Message
-from mailboat.runtime.subscription_status import subscription_status
+from mailboat.runtime.relay_status import subscription_status
 from mailboat.sinks.protocol import Failures
 from mailboat.testing.memory_sink import MemorySink
 from support.simulation import (

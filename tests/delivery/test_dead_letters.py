@@ -11,7 +11,7 @@ from mailboat.delivery.backoff import RetryPolicy
 from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message
-from mailboat.runtime.subscription_status import subscription_status
+from mailboat.runtime.relay_status import subscription_status
 from mailboat.sinks.protocol import Failures
 from mailboat.testing.memory_sink import MemorySink
 from support.simulation import BACKOFF, DEAD_TOPIC, Fleet, always, refusing, sequence_number, settings, subscription

@@ -15,13 +15,7 @@ from pathlib import Path
 
 from mailboat.errors import ConfigError
 from mailboat.runtime.file_watch import watch
-from mailboat.runtime.manifest_files import (
-    Documents,
-    checked,
-    documents_in,
-    documents_of,
-    is_missing,
-)
+from mailboat.runtime.manifest_files import Documents, checked, documents_in, documents_of, is_missing
 from mailboat_spec import EventSubscription, Manifests, OutboxRelay, full_name
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION
 from mailboat_spec.relay_status import ConfigReport
@@ -35,8 +29,6 @@ class OlderConfig(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Configuration of a relay: one OutboxRelay and its subscriptions."""
-
     relay: OutboxRelay
     subscriptions: tuple[EventSubscription, ...]
     version: int | None = None

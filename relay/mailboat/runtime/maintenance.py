@@ -1,9 +1,9 @@
-"""Maintenance of the outbox: create time partitions ahead, drop old ones once all subscriptions have passed them.
+"""Schema and maintenance of the outbox.
 
-A relay also examines the outbox: the filters of its subscriptions, and the oldest snapshot of the database. The results
-are in the status, in metrics and, once per change, in the log.
-
-Any relay may run both. The connection is open only during a round. A failure never stops delivery.
+Before a session, the schema is migrated or verified (`SchemaGate`). During a session, `Maintenance` creates time
+partitions ahead and drops old ones once all subscriptions have passed them. It also examines the filters of the
+subscriptions and the oldest snapshot of the database. The results are in the status, in metrics and, once per change,
+in the log. Any relay may do both. The connection is open only during a round. A failure never stops delivery.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from mailboat.errors import MailboatError
 from mailboat.store.connection import PostgresConnection, UrlProvider, explained
 from mailboat.store.coverage import Coverage, coverage
 from mailboat.store.old_snapshots import OldSnapshot, SnapshotWatch
+from mailboat.store.schema.migrate import MigrationReport, migrate
 from mailboat.store.schema.time_partitions import HardLimit, days_ahead, drop_expired, ensure_partitions, server_time
+from mailboat.store.schema.verify import verify_or_refuse
 from mailboat.store.subscription_rows import clear_expired
-from mailboat.store.table import TableLayout
-from mailboat_spec import EventSubscription, Pooler, Retention, RetentionPolicy
+from mailboat.store.table import TableLayout, renamed
+from mailboat_spec import EventSubscription, OutboxRelaySpec, Pooler, Retention, RetentionPolicy
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,59 @@ _WITHIN = 600.0
 """Seconds after which a round is cancelled, because the server may have stopped answering."""
 _CLOCKS_DIFFER_BY = timedelta(hours=1)
 """Clock difference from which the status reports it."""
+
+
+class SchemaGate:
+    """The schema of one relay's outbox: migrated, or only verified if the relay does not manage it.
+
+    A relay may have to wait for a migration started by another relay or a person, or for a server that does not answer.
+    It reports the reason of the wait, and a stop request ends the wait (`shutdown.unless_stopped`).
+    """
+
+    def __init__(self, relay: str, report_wait: Callable[[str], None]) -> None:
+        self.ready = False
+        self.missing_roles = ""
+        """SQL that creates group roles which the relay's user may not create; empty if none is missing."""
+        self._about = {"relay": relay}
+        self._report_wait = report_wait
+        self.migrating = False
+        """Whether migrations are being applied. If cancelled, the next relay would have to start them again."""
+
+    async def prepare(self, url: UrlProvider, spec: OutboxRelaySpec, deadline: float) -> None:
+        """Migrate or verify the schema. Raise ``SchemaMismatch`` if a person has to act."""
+        link = await PostgresConnection.open(url, "schema", deadline=deadline, pooler=spec.database.pooler)
+        try:
+            if spec.outbox.manage_schema:
+                report = await migrate(
+                    link.connection, spec.outbox.table, deadline=deadline, waits=self._report_wait, begins=self._begins
+                )
+                if report.applied:
+                    log.info("Schema migrated.", extra={**self._about, "applied": list(report.applied)})
+                self._note_roles(report)
+            else:
+                async with explained(link.connection, deadline):
+                    await verify_or_refuse(link.connection, spec.outbox.table, renamed(spec.outbox.columns))
+            self.ready = True
+        except MailboatError:
+            self.ready = False
+            raise
+        finally:
+            self.migrating = False
+            await link.close()
+
+    def _note_roles(self, report: MigrationReport) -> None:
+        remedy = report.sql_for_an_administrator
+        if remedy and remedy != self.missing_roles:
+            log.warning(
+                "Roles are missing that this user may not create; an administrator should run: %s",
+                " ".join(remedy.split()),
+                extra={**self._about, "roles": list(report.missing_roles)},
+            )
+        self.missing_roles = remedy
+
+    def _begins(self, step: str) -> None:
+        self.migrating = True
+        self._report_wait(f"migration {step} is being applied")
 
 
 class RetentionClock:

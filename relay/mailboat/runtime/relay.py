@@ -1,7 +1,7 @@
 """A relay: the loop around its sessions, and its status. The package docstring has the states.
 
 One connection carries one session. A new configuration or a changed secret is applied while the session runs
-(`config_change`). If the connection settings changed, the session ends in an orderly way and the relay reconnects.
+(`ConfigChange`). If the connection settings changed, the session ends in an orderly way and the relay reconnects.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import Stream
 from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
-from mailboat.runtime.config_change import ConfigChange, close_all, wait_for_others
 from mailboat.runtime.config_source import Configuration
-from mailboat.runtime.maintenance import Maintenance, RetentionClock
-from mailboat.runtime.relay_config import DatabaseSettings, RelayConfig
-from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus, reason_for
-from mailboat.runtime.schema_gate import SchemaGate
+from mailboat.runtime.maintenance import Maintenance, RetentionClock, SchemaGate
+from mailboat.runtime.relay_config import ConfigChange, DatabaseSettings, RelayConfig, close_all, wait_for_others
+from mailboat.runtime.relay_status import (
+    RelayState,
+    RelayStatus,
+    SubscriptionStatus,
+    failed_status,
+    reason_for,
+    stalled,
+    subscription_status,
+)
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.session import RelaySession
 from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
 from mailboat.runtime.subscription_set import StreamParts
-from mailboat.runtime.subscription_status import failed_status, stalled, subscription_status
 from mailboat.runtime.timings import Timings
 from mailboat.store.coverage import Coverage
 from mailboat.store.outbox_store import Subscription

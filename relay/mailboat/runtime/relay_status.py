@@ -1,15 +1,18 @@
-"""Status of a relay inside its process: the wire model (``mailboat_spec.relay_status``), and values for the metrics.
+"""Status of a relay and of its subscriptions, from memory only.
 
-`reason_for` maps errors to the machine-readable reasons of Kubernetes conditions.
+The types add values for the metrics to the wire model (``mailboat_spec.relay_status``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mailboat.delivery.histograms import DeliveryHistograms
+from mailboat.delivery.partition_worker import PartitionWorker
+from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import (
     ConfigError,
     ForeignDatabase,
@@ -20,8 +23,17 @@ from mailboat.errors import (
     SecretMissing,
 )
 from mailboat.store.coverage import Coverage
-from mailboat_spec import Reason, relay_status
+from mailboat.store.outbox_store import Backlog, Lag
+from mailboat_spec import EventSubscription, Reason, full_name, relay_status
+from mailboat_spec.relay_status import PartitionStatus
 
+if TYPE_CHECKING:
+    from mailboat.runtime.session import RelaySession
+    from mailboat.runtime.subscription_set import InvalidSubscription
+
+STALLED_AFTER = 90.0
+"""Seconds without progress of the committer after which only a restart helps. Every wait of the committer ends sooner:
+idle waits after ``ACTIVE_EVERY``, database queries with the statement deadline."""
 # The first match wins, so subclasses come before their base class.
 _REASONS: Final[tuple[tuple[type[MailboatError], Reason], ...]] = (
     (SecretMissing, Reason.SECRET_NOT_FOUND),
@@ -34,8 +46,6 @@ _REASONS: Final[tuple[tuple[type[MailboatError], Reason], ...]] = (
 
 
 class RelayState(StrEnum):
-    """Life-cycle state of a relay."""
-
     CONNECTING = "Connecting"
     RUNNING = "Running"
     FAILED = "Failed"
@@ -45,16 +55,11 @@ class RelayState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStatus(relay_status.SubscriptionStatus):
-    """One subscription, with its histograms."""
-
     meters: DeliveryHistograms | None = field(default=None, metadata={"wire": False})
-    """Histograms for the metrics."""
 
 
 @dataclass(frozen=True)
 class RelayStatus(relay_status.RelayStatus):
-    """One OutboxRelay in one process."""
-
     subscriptions: tuple[SubscriptionStatus, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
     """Events that no filter matches, and filters that match no event. The same in all relays of an outbox."""
@@ -63,3 +68,128 @@ class RelayStatus(relay_status.RelayStatus):
 def reason_for(error: MailboatError) -> Reason:
     """Return the reason for an error that keeps a relay or a subscription from running."""
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), Reason.DATABASE_UNREACHABLE)
+
+
+def stalled(session: RelaySession, now: float) -> bool:
+    return now - session.committer.active_at > STALLED_AFTER
+
+
+def failed_status(failed: InvalidSubscription, totals: Totals) -> SubscriptionStatus:
+    name = full_name(failed.resource)
+    return SubscriptionStatus(
+        name=name,
+        sink=failed.resource.spec.sink.kind,
+        state="Failed",
+        partitions=failed.resource.spec.partitions,
+        published=totals.delivered[name],
+        refused=totals.refused[name],
+        sink_reachable=False,
+        last_error=failed.error,
+        last_error_age=0.0,
+        reason=failed.reason,
+    )
+
+
+def subscription_status(
+    resource: EventSubscription, session: RelaySession | None, totals: Totals, now: float = 0.0
+) -> SubscriptionStatus:
+    """Return the status of a subscription, limited to the partitions that this relay owns or reports.
+
+    ``now``: time by the clock of the session.
+    """
+    name = full_name(resource)
+    meters, ended_with = totals.meters[name], totals.last_error.get(name)
+    number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None
+    past, past_age = _last_error((), ended_with, now)
+    unconnected = SubscriptionStatus(
+        name=name,
+        sink=resource.spec.sink.kind,
+        partitions=resource.spec.partitions,
+        published=totals.delivered[name],
+        refused=totals.refused[name],
+        rate=meters.rate.at(now),
+        sink_reachable=None,
+        last_error=past,
+        last_error_age=past_age,
+        meters=meters,
+    )
+    if session is None or number is None:
+        return unconnected
+    subscription, stream = session.subscriptions[number], session.streams[number]
+    keys = sorted((key for key in session.owned if key.subscription == number), key=lambda key: key.partition)
+    workers = [session.owned[key].worker for key in keys]
+    backlog, probe_error = session.lag.backlogs.get(number), session.lag.errors.get(number)
+    owned = _owned(session, number, workers)
+    orphans = _counted(sorted(session.orphans.get(number, ())), backlog) if backlog else []
+    counted = [*owned, *orphans]
+    unavailable = next((w.counters.unavailable for w in workers if w.counters.unavailable), None) or stream.problem
+    full = next((w.parked.problem for w in workers if w.parked.problem), None)
+    current = unavailable or stream.dead_topic.problem or full
+    past, past_age = _last_error(workers, ended_with, now)
+    lag_error = f"lag is as it was last known: {probe_error}" if probe_error else None
+    return replace(
+        unconnected,
+        state="Paused" if subscription.paused else "Running",
+        partitions=subscription.partitions,
+        lag=sum(p.lag for p in counted),
+        lag_bounded=any(p.lag_bounded for p in counted),
+        oldest_age=max((p.oldest_age for p in counted if p.oldest_age is not None), default=None),
+        parked=sum(p.parked for p in counted),
+        dead=backlog.dead if backlog else 0,
+        published=unconnected.published + sum(w.counters.delivered for w in workers),
+        refused=unconnected.refused + sum(w.counters.refused for w in workers),
+        sink_reachable=False if unavailable else True if stream.ready else None,
+        last_error=current or past or lag_error,
+        last_error_age=0.0 if current or (lag_error and not past) else past_age,
+        blocked=backlog.blocked if backlog else 0,
+        owned=tuple(owned),
+        orphans=tuple(orphans),
+        owners={h.key.partition: h.owner for h in session.membership.holdings if h.key.subscription == number}
+        if session.membership
+        else {},
+    )
+
+
+def _owned(session: RelaySession, number: int, workers: Iterable[PartitionWorker]) -> list[PartitionStatus]:
+    """Return the status of the partitions that this relay delivers or, of a pull subscription, reports."""
+    backlog, caught_up = session.lag.backlogs.get(number), session.caught_up(number)
+    if number in session.reported:
+        return _counted(range(session.subscriptions[number].partitions), backlog)
+    unknown = Lag(0, None, bounded=number in session.lag.errors and not caught_up)
+    found = []
+    for worker in workers:
+        partition, parked = worker.lease.key.partition, worker.parked
+        lag = backlog.partitions.get(partition, Lag(0, None)) if backlog and not caught_up else unknown
+        pending = max(lag.pending, worker.pending)
+        age = lag.oldest_age if pending else None
+        error = parked.problem or worker.counters.current_error(parked.count)
+        published = worker.counters.delivered
+        found.append(PartitionStatus(partition, pending, lag.bounded, age, parked.count, published, error))
+    return found
+
+
+def _last_error(
+    workers: Sequence[PartitionWorker], ended: tuple[str, float] | None, now: float
+) -> tuple[str | None, float | None]:
+    """Return the newest error that no success has followed, with its age; (None, None) without one."""
+    errors = [
+        (worker.counters.error_at, error)
+        for worker in workers
+        if (error := worker.counters.current_error(worker.parked.count)) is not None
+    ]
+    if ended is not None and all(worker.counters.delivered_at <= ended[1] for worker in workers):
+        errors.append((ended[1], ended[0]))
+    if not errors:
+        return None, None
+    at, newest = max(errors)
+    return newest, now - at
+
+
+def _counted(partitions: Iterable[int], backlog: Backlog | None) -> list[PartitionStatus]:
+    """Return the status of partitions that this relay does not deliver: of consumers, or of a silent relay."""
+    counts = backlog or Backlog()
+    lags = [(partition, counts.partitions.get(partition, Lag(0, None))) for partition in partitions]
+    return [
+        PartitionStatus(partition, lag.pending, lag.bounded, lag.oldest_age, counts.parked.get(partition, 0), 0, None)
+        for partition, lag in lags
+    ]

@@ -80,8 +80,6 @@ class StreamParts:
 
 @dataclass(frozen=True, slots=True)
 class InvalidSubscription:
-    """A subscription that could not be built."""
-
     resource: EventSubscription
     error: str
     reason: Reason
@@ -89,7 +87,7 @@ class InvalidSubscription:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSet:
-    """Subscription set by name. Each subscription is either in ``parts`` or in ``failed``."""
+    """Each subscription is, by its name, either in ``parts`` or in ``failed``."""
 
     parts: Mapping[str, StreamParts] = field(default_factory=dict)
     failed: Mapping[str, InvalidSubscription] = field(default_factory=dict)
@@ -100,12 +98,7 @@ class SubscriptionSet:
         return [parts.sink for parts in self.parts.values() if id(parts.sink) not in used]
 
 
-def build_subscriptions(subscriptions: Iterable[EventSubscription], secrets: Secrets) -> SubscriptionSet:
-    """Build all subscriptions or raise ``ConfigError``: for a relay whose manifests are fixed before a restart."""
-    return SubscriptionSet({full_name(each): _build(each, secrets) for each in subscriptions})
-
-
-def rebuild_subscriptions(
+def build_subscriptions(
     subscriptions: Iterable[EventSubscription], secrets: Secrets, before: SubscriptionSet
 ) -> SubscriptionSet:
     """Build the subscriptions and report those that can't be built as failed."""
@@ -114,7 +107,7 @@ def rebuild_subscriptions(
     for resource in subscriptions:
         name = full_name(resource)
         try:
-            parts[name] = _build(resource, secrets, before.parts.get(name))
+            parts[name] = build_subscription(resource, secrets, before.parts.get(name))
         except ConfigError as error:
             failed[name] = InvalidSubscription(resource, str(error), reason_for(error))
         except Exception as error:  # an error of a third-party sink must not affect the others
@@ -142,7 +135,7 @@ def needs_new_secrets(subscription_set: SubscriptionSet, secrets: Secrets) -> bo
     return False
 
 
-def _build(resource: EventSubscription, secrets: Secrets, before: StreamParts | None = None) -> StreamParts:
+def build_subscription(resource: EventSubscription, secrets: Secrets, before: StreamParts | None = None) -> StreamParts:
     """Build the parts of a subscription. If sink and context are unchanged, keep the sink of ``before``.
 
     Raise ``ConfigError`` if the manifest can't be satisfied.
@@ -164,7 +157,7 @@ def _build(resource: EventSubscription, secrets: Secrets, before: StreamParts | 
 
 
 def _sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
-    """Return the context of the sink: name, timeout and secrets. Raise ``ConfigError`` if a secret is missing."""
+    """Raise ``ConfigError`` if a secret of the sink is missing."""
     found: dict[str, str] = {}
     for reference in resource.spec.sink.chosen.secret_refs():
         if isinstance(reference, SecretKeyRef):
