@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from dataclasses import dataclass, field
 
 from mailboat.delivery.stream import Clock
 from mailboat.errors import MailboatError
@@ -14,34 +16,32 @@ _SELDOM = 5
 """Number of intervals between two queries for an idle subscription."""
 
 
+@dataclass(eq=False)
 class LagProbe:
-    """Queries the lag of one subscription at a time. Delivery does not depend on it."""
+    """Queries the lag of one subscription at a time, of an idle one less often. Delivery does not depend on it."""
 
-    def __init__(self, store: OutboxStore, clock: Clock, every: float) -> None:
-        self.backlogs: dict[int, Backlog] = {}
-        self.errors: dict[int, str] = {}
-        """Subscriptions whose last query failed; their entry in ``backlogs`` is older."""
-        self._store = store
-        self._clock = clock
-        self._seldom = every * _SELDOM
-        self._probed_at: dict[int, float] = {}
+    store: OutboxStore
+    clock: Clock
+    every: float
+    backlogs: dict[int, Backlog] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    """Subscriptions whose last query failed; their entry in ``backlogs`` is older."""
+    _probed_at: dict[int, float] = field(default_factory=dict)
 
     async def query(self, subscription: Subscription, *, idle: bool) -> None:
-        """Query the lag of a subscription, less often if the subscription is idle."""
         number = subscription.number
-        if idle and self._clock() - self._probed_at.get(number, -self._seldom) < self._seldom:
+        if idle and self.clock() - self._probed_at.get(number, -math.inf) < self.every * _SELDOM:
             return
         try:
-            self.backlogs[number] = await self._store.backlog(number)
+            self.backlogs[number] = await self.store.backlog(number)
             self.errors.pop(number, None)
         except MailboatError as error:  # other tasks detect a database outage
             if number not in self.errors:
                 log.warning("Lag query failed: %s", error, extra={"subscription": subscription.name})
             self.errors[number] = str(error)
-        self._probed_at[number] = self._clock()
+        self._probed_at[number] = self.clock()
 
     def forget(self, number: int) -> None:
-        """Discard the lag of a subscription that this session no longer delivers."""
         self.backlogs.pop(number, None)
         self.errors.pop(number, None)
         self._probed_at.pop(number, None)

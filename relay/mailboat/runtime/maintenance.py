@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from mailboat.errors import MailboatError
@@ -56,17 +57,16 @@ class SchemaGate:
     async def prepare(self, url: UrlProvider, spec: OutboxRelaySpec, deadline: float) -> None:
         """Migrate or verify the schema. Raise ``SchemaMismatch`` if a person has to act."""
         link = await PostgresConnection.open(url, "schema", deadline=deadline, pooler=spec.database.pooler)
+        table, waits, begins = spec.outbox.table, self._report_wait, self._begins
         try:
             if spec.outbox.manage_schema:
-                report = await migrate(
-                    link.connection, spec.outbox.table, deadline=deadline, waits=self._report_wait, begins=self._begins
-                )
+                report = await migrate(link.connection, table, deadline=deadline, waits=waits, begins=begins)
                 if report.applied:
                     log.info("Schema migrated.", extra={**self._about, "applied": list(report.applied)})
                 self._note_roles(report)
             else:
                 async with explained(link.connection, deadline):
-                    await verify_or_refuse(link.connection, spec.outbox.table, renamed(spec.outbox.columns))
+                    await verify_or_refuse(link.connection, table, renamed(spec.outbox.columns))
             self.ready = True
         except MailboatError:
             self.ready = False
@@ -90,6 +90,7 @@ class SchemaGate:
         self._report_wait(f"migration {step} is being applied")
 
 
+@dataclass
 class RetentionClock:
     """Clock for retention: a clock that jumps forward must not expire the time partition that is being written to.
 
@@ -98,48 +99,39 @@ class RetentionClock:
     that events are kept longer.
     """
 
-    def __init__(
-        self,
-        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._wall = wall
-        self._monotonic = monotonic
-        self._started: datetime | None = None
-        """Time at which the monotonic clock was zero."""
+    wall: Callable[[], datetime] = lambda: datetime.now(UTC)
+    monotonic: Callable[[], float] = time.monotonic
+    _started: datetime | None = None
+    """Time at which the monotonic clock was zero."""
 
     def now(self, server: datetime) -> datetime:
         """Return the retention time, given the database's time ``server``."""
-        passed = timedelta(seconds=self._monotonic())
-        started = min(server, self._wall()) - passed
+        passed = timedelta(seconds=self.monotonic())
+        started = min(server, self.wall()) - passed
         self._started = started if self._started is None else min(self._started, started)
         return self._started + passed
 
 
+@dataclass
 class Maintenance:
     """Maintenance and examination of one outbox, with the results of the last rounds."""
 
-    def __init__(
-        self,
-        url: UrlProvider,
-        layout: TableLayout,
-        retention: Retention,
-        pooler: Pooler,
-        clock: RetentionClock | None = None,
-    ) -> None:
-        """``clock`` must outlive this maintenance, which may end with a connection."""
-        self.days_ahead: float | None = None
-        self.blocked: str | None = None
-        self.error: str | None = None
-        """Reason why the last maintenance failed; None if it succeeded."""
-        self.coverage = Coverage()
-        self.snapshot = OldSnapshot()
-        self._url = url
-        self._layout = layout
-        self._about = {"outbox": layout.table}
-        self._retention = retention
-        self._pooler = pooler
-        self._clock = clock or RetentionClock()
+    url: UrlProvider
+    layout: TableLayout
+    retention: Retention
+    pooler: Pooler
+    clock: RetentionClock = field(default_factory=RetentionClock)
+    """Must outlive this maintenance, which may end with a connection."""
+    days_ahead: float | None = None
+    blocked: str | None = None
+    error: str | None = None
+    """Reason why the last maintenance failed; None if it succeeded."""
+    coverage: Coverage = field(default_factory=Coverage)
+    snapshot: OldSnapshot = field(default_factory=OldSnapshot)
+
+    @property
+    def _about(self) -> dict[str, str]:
+        return {"outbox": self.layout.table}
 
     async def run(self) -> None:
         """Run maintenance rounds until cancelled."""
@@ -156,17 +148,16 @@ class Maintenance:
             await asyncio.sleep(pause)
 
     async def _round(self) -> None:
-        link = await PostgresConnection.open(self._url, "maintenance", pooler=self._pooler)
-        try:
+        async with await PostgresConnection.open(self.url, "maintenance", pooler=self.pooler) as link:
             # Query this first: the remaining days matter most if creating time partitions fails.
-            self.days_ahead = await days_ahead(link.connection, self._layout.table)
+            self.days_ahead = await days_ahead(link.connection, self.layout.table)
             await self._supply(link)
-            for name in await clear_expired(link, self._layout.table):
+            for name in await clear_expired(link, self.layout.table):
                 log.info("Progress of a deleted subscription removed", extra={"subscription": name})
             server = await server_time(link.connection)
-            now = self._clock.now(server)
-            after, limit = limits(self._retention, now)
-            report = await drop_expired(link.connection, self._layout, after, now=now, limit=limit)
+            now = self.clock.now(server)
+            after, limit = limits(self.retention, now)
+            report = await drop_expired(link.connection, self.layout, after, now=now, limit=limit)
             blocked = [str(each) for each in report.blocked]
             if server - now >= _CLOCKS_DIFFER_BY:
                 blocked.insert(
@@ -181,8 +172,6 @@ class Maintenance:
             if report.dropped:
                 log.info("Old partitions dropped.", extra={**self._about, "partitions": list(report.dropped)})
                 await self._supply(link)  # after a drop, make sure that writers have a time partition
-        finally:
-            await link.close()
 
     async def examine(
         self, subscriptions: Callable[[], Sequence[EventSubscription]], every: float = _EXAMINE_EVERY
@@ -192,14 +181,11 @@ class Maintenance:
         while True:
             await asyncio.sleep(every)
             try:
-                link = await PostgresConnection.open(self._url, "coverage", pooler=self._pooler)
-                try:
+                async with await PostgresConnection.open(self.url, "coverage", pooler=self.pooler) as link:
                     before, self.snapshot = self.snapshot, await snapshots.oldest(link)
                     if self.snapshot.warning and not before.warning:
                         log.warning("Old snapshot: %s", self.snapshot.warning, extra=self._about)
-                    self.coverage = await coverage(link, self._layout, subscriptions())
-                finally:
-                    await link.close()
+                    self.coverage = await coverage(link, self.layout, subscriptions())
             except MailboatError as error:
                 log.debug("The outbox was not examined: %s", error)
                 continue
@@ -210,7 +196,7 @@ class Maintenance:
             logged = subjects
 
     async def _supply(self, link: PostgresConnection) -> None:
-        self.days_ahead = (await ensure_partitions(link.connection, self._layout.table)).days_ahead
+        self.days_ahead = (await ensure_partitions(link.connection, self.layout.table)).days_ahead
 
 
 def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:
