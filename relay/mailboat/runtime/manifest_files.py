@@ -21,14 +21,7 @@ from typing import Any, BinaryIO, Final
 import yaml
 
 from mailboat.errors import ConfigError
-from mailboat_spec import (
-    EventSubscription,
-    Manifests,
-    OnExhausted,
-    SpecError,
-    full_name,
-    read_documents,
-)
+from mailboat_spec import EventSubscription, Manifests, OnExhausted, SpecError, full_name, read_documents
 from mailboat_spec.wire_format import unpack
 
 LARGEST_FILE: Final = 1024 * 1024
@@ -259,7 +252,6 @@ def warnings(manifests: Manifests) -> list[str]:
 
 
 def subscription_warnings(subscription: EventSubscription) -> Iterator[str]:
-    """Yield the warnings about one subscription."""
     where, spec = f"EventSubscription {full_name(subscription)}", subscription.spec
     for field, patterns in (("eventTypes", spec.filter.event_types), ("aggregateTypes", spec.filter.aggregate_types)):
         for pattern in patterns:

@@ -52,8 +52,6 @@ _NEEDS_A_PERSON = (SchemaMismatch, ForeignDatabase, ConfigError)
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The session of a running relay and its connection."""
-
     settings: DatabaseSettings
     store: PostgresStore
     session: RelaySession
@@ -95,7 +93,7 @@ class Relay:
     # -- configuration changes ---------------------------------------------------------------------------------------
 
     def reconfigure(self, config: Configuration) -> None:
-        """Apply another configuration of the same OutboxRelay once the batches in flight are settled."""
+        """Apply another configuration of the same OutboxRelay."""
         self._config.offer(config)
 
     def refresh(self) -> None:
@@ -183,7 +181,6 @@ class Relay:
         return self._maintenance.snapshot.age if self._maintenance else timedelta()
 
     async def _serve(self, store: PostgresStore, settings: DatabaseSettings, stop: asyncio.Event) -> None:
-        """Declare the subscriptions, join, and run one session."""
         config = self._config
         subscriptions = await unless_stopped(stop, self._declare(store))
         parts = config.subscription_set.parts
@@ -296,9 +293,7 @@ class Relay:
             coverage=maintenance.coverage if maintenance else Coverage(),
             peers=tuple(peer.id for peer in peers if peer.alive),
             silent=tuple(peer.id for peer in peers if peer.silent),
-            subscriptions=tuple(
-                self._subscription(name) for name in sorted([*subscriptions.parts, *subscriptions.failed])
-            ),
+            subscriptions=tuple(map(self._subscription, sorted([*subscriptions.parts, *subscriptions.failed]))),
             stalled=connected is not None and stalled(connected.session, time.monotonic()),
             was_connected=self._was_connected,
         )
@@ -307,6 +302,5 @@ class Relay:
         subscriptions = self._config.subscription_set
         if (failed := subscriptions.failed.get(name)) is not None:
             return failed_status(failed, self._totals)
-        resource = subscriptions.parts[name].resource
         session = self._connected.session if self._connected else None
-        return subscription_status(resource, session, self._totals, time.monotonic())
+        return subscription_status(subscriptions.parts[name].resource, session, self._totals, time.monotonic())

@@ -1,7 +1,5 @@
 """One connected period of a relay: from registration to an orderly release, or to the loss of the database.
 
-Subscriptions are added and removed independently while a session runs (``admit``, ``withdraw``).
-
 The session owns all state in memory. If the database becomes unavailable or another server answers, the session ends
 with ``DatabaseUnavailable`` and its state is discarded, because none of it can be trusted.
 
@@ -56,7 +54,7 @@ class _Owned:
 
 
 class RelaySession(DeliverySession):
-    """State and tasks of a connected relay."""
+    """State and tasks of a connected relay. `DeliverySession` documents the methods that the workers call."""
 
     def __init__(
         self,
@@ -129,7 +127,7 @@ class RelaySession(DeliverySession):
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
     def admit(self, subscription: Subscription, stream: Stream) -> None:
-        """Start to deliver a subscription that is already declared in the store."""
+        """Start to deliver a subscription that is declared in the store, independently of the others."""
         self.streams[subscription.number] = stream
         self.subscriptions[subscription.number] = subscription
         self._admitted_at = self._clock()
@@ -185,7 +183,6 @@ class RelaySession(DeliverySession):
         )
 
     async def _follow(self, membership: Membership, queried_at: float) -> None:
-        """Claim and release partitions according to the membership."""
         if queried_at <= self._admitted_at:  # the query may not include a subscription that was admitted since
             return
         before, self.membership = self.membership, membership
@@ -248,21 +245,15 @@ class RelaySession(DeliverySession):
         return key.subscription in self.streams and key.subscription not in self._withdrawing
 
     def _notice_changes(self, states: Mapping[int, Subscription]) -> None:
-        for number, subscription in self.subscriptions.items():
-            current = states.get(number)
+        for number, known in self.subscriptions.items():
             if number in self._withdrawing:
                 continue
-            if current is None or (current.partitions, current.generation) != (
-                subscription.partitions,
-                subscription.generation,
-            ):
-                raise LeaseLost(
-                    f"subscription {subscription.name} was deleted or repartitioned: starting a new session"
-                )
+            current = states.get(number)
+            if current is None or current.partitions != known.partitions or current.generation != known.generation:
+                raise LeaseLost(f"subscription {known.name} was deleted or repartitioned: starting a new session")
             self.set_paused(number, current.paused)
 
     def set_paused(self, number: int, paused: bool) -> None:
-        """Pause or resume a subscription that this session delivers."""
         subscription = self.subscriptions[number]
         if paused == subscription.paused:
             return
@@ -311,7 +302,6 @@ class RelaySession(DeliverySession):
             worker.counters.delivered = worker.counters.refused = 0
 
     def lease_left(self) -> float:
-        """Return the seconds for which this relay may publish under its leases."""
         return self._lease_until - self._clock()
 
     def _release(self, keys: Iterable[CursorKey], *, keep: bool = False, renew: bool = False) -> None:
@@ -356,7 +346,6 @@ class RelaySession(DeliverySession):
         self._on_checkpoint(Checkpoint.RELEASED)
 
     def lease_lost(self, key: CursorKey) -> None:
-        """Stop the worker of a partition that another relay owns, without settling (G5)."""
         owned = self.owned.get(key)
         if owned is not None:
             log.warning("Partition was taken over by another relay", extra={"partition": key.partition})
@@ -373,15 +362,12 @@ class RelaySession(DeliverySession):
     # -- windows -----------------------------------------------------------------------------------------------------
 
     def settle(self, settlement: Settlement) -> None:
-        """Queue progress for the next tick."""
         self.committer.settle(settlement)
 
     async def commit(self, settlement: Settlement) -> None:
-        """Queue progress and return after its commit."""
         await self.committer.commit(settlement)
 
     def window_opened(self, opened: Opened) -> None:
-        """Pass the events of a newly opened window to the workers of its partitions."""
         candidates = ((lease, self.owned.get(lease.key)) for lease in opened.members)
         workers = {
             lease.key: owned.worker for lease, owned in candidates if owned is not None and owned.worker.lease == lease
@@ -394,11 +380,9 @@ class RelaySession(DeliverySession):
             worker.offer(opened.window, events, events[-1].id, last=True)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task of the session. If it fails, the session ends with its error."""
         return self._group.create_task(work)
 
     def read(self, reader: WindowFeeder) -> None:
-        """Start a reader as a task of the session."""
         self._readers.add(reader)
         self._group.create_task(reader.run()).add_done_callback(lambda _: self._readers.discard(reader))
 

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
 T = TypeVar("T")
-
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -39,6 +39,7 @@ async def await_dead_letter_topic(stream: Stream) -> None:
     topic, sink, dead_topic = stream.dead_letter_topic, stream.sink, stream.dead_topic
     if topic is None or not isinstance(sink, ChecksTopics):
         return
+    about = {"subscription": stream.name, "topic": topic}
     outage, problem = Outage(DEAD_TOPIC_BACKOFF), None
     while True:
         try:
@@ -47,7 +48,6 @@ async def await_dead_letter_topic(stream: Stream) -> None:
         except SinkUnavailable as error:
             message = dead_letter_topic_error(error)
             if problem is None:
-                about = {"subscription": stream.name, "topic": topic}
                 log.warning("Dead-letter topic is not available: %s", message, extra=about)
             problem = f"the dead-letter topic {topic} is not available: {message}"
             dead_topic.problem = dead_topic.problem or problem
@@ -55,4 +55,4 @@ async def await_dead_letter_topic(stream: Stream) -> None:
         await asyncio.sleep(outage.delay(stream.random))
     if problem is not None and dead_topic.problem is not None:
         dead_topic.problem = None
-        log.info("Dead-letter topic is available", extra={"subscription": stream.name, "topic": topic})
+        log.info("Dead-letter topic is available", extra=about)

@@ -43,7 +43,7 @@ class StreamParts:
 
     @property
     def pulled(self) -> bool:
-        """Whether the subscription is a pull subscription, whose partitions belong to consumers."""
+        """Whether the partitions belong to consumers."""
         return self.resource.spec.sink.pull is not None
 
     def continues(self, before: StreamParts) -> bool:
