@@ -52,12 +52,12 @@ _COLOURS = {"True": "green", "Paused": "yellow", "False": "red", "Failed": "red"
 class Overview:
     """Content of one output of ``mailboat status``."""
 
-    lines: tuple[StatusLine, ...]
-    remarks: tuple[str, ...]
+    lines: Sequence[StatusLine] = ()
+    remarks: Sequence[str] = ()
     """Messages about relays with errors or without a response."""
-    relays: tuple[dict[str, Any], ...]
-    unavailable: int = 0
-    """Number of unavailable databases."""
+    relays: Sequence[dict[str, Any]] = ()
+    unavailable: Sequence[str] = ()
+    """An error for each unavailable database."""
 
 
 @click.command(short_help="Show subscriptions at a glance, once or live.")
@@ -147,7 +147,7 @@ class StatusQuery:
         overview = await (_of_urls(self.urls) if self.urls else _of_databases(self.chosen))
         if self.name is None:
             return replace(overview, remarks=(*self.consumed.values(), *overview.remarks))
-        lines = tuple(line for line in overview.lines if is_called(line.name, self.name))
+        lines = [line for line in overview.lines if is_called(line.name, self.name)]
         remarks = [remark for full, remark in self.consumed.items() if is_called(full, self.name)]
         if not lines and not remarks and not overview.unavailable:
             raise unknown_subscription(self.name, [line.name for line in overview.lines])
@@ -158,7 +158,7 @@ class StatusQuery:
         try:
             return await self.overview()
         except DatabaseUnavailable as error:
-            return Overview((), tuple(map(safe, str(error).splitlines())), ())
+            return Overview(remarks=[safe(line) for line in str(error).splitlines()])
 
     def text(self, overview: Overview) -> list[str]:
         if self.name is not None:
@@ -172,7 +172,7 @@ async def _show(view: StatusQuery, as_json: bool) -> None:
     _print(view, overview, as_json)
     if overview.unavailable:
         databases = counted(len(view.chosen), "database")
-        raise DatabaseUnavailable(f"{overview.unavailable} of {databases} could not be asked.")
+        raise DatabaseUnavailable(f"{len(overview.unavailable)} of {databases} could not be asked.")
 
 
 async def _watch(view: StatusQuery, every: float, as_json: bool) -> None:
@@ -208,8 +208,8 @@ def _print(view: StatusQuery, overview: Overview, as_json: bool, indent: int | N
     if as_json:
         document = {
             "subscriptions": [line.as_json() for line in overview.lines],
-            "relays": list(overview.relays),
-            "remarks": list(overview.remarks),
+            "relays": overview.relays,
+            "remarks": overview.remarks,
         }
         click.echo(json.dumps(document, indent=indent, ensure_ascii=False))
     elif console.is_terminal:
@@ -225,7 +225,7 @@ async def _of_urls(urls: Sequence[str]) -> Overview:
     relays = _relays(responses)
     consumed = from_consumers(report for response in responses for report in response.consumers)
     lines = {line.name: line for line in (*consumed, *from_relays(relays))}
-    return Overview(tuple(lines[name] for name in sorted(lines)), _remarks(responses), relays)
+    return Overview([lines[name] for name in sorted(lines)], _remarks(responses), relays)
 
 
 async def _of_databases(chosen: Sequence[Outbox]) -> Overview:
@@ -238,14 +238,10 @@ async def _of_databases(chosen: Sequence[Outbox]) -> Overview:
             unavailable.append(str(error))
     if unavailable and not found:
         raise DatabaseUnavailable("\n".join(unavailable))
+    lines = [line for each in found for line in each.lines]
     remarks = [remark for each in found for remark in each.remarks]
     remarks += [safe(" ".join(each.split())) for each in unavailable]
-    return Overview(
-        tuple(line for each in found for line in each.lines),
-        tuple(dict.fromkeys(remarks)),
-        tuple(relay for each in found for relay in each.relays),
-        len(unavailable),
-    )
+    return Overview(lines, [*dict.fromkeys(remarks)], [relay for each in found for relay in each.relays], unavailable)
 
 
 async def _of_outbox(outbox: Outbox) -> Overview:
@@ -263,26 +259,26 @@ async def _of_outbox(outbox: Outbox) -> Overview:
     names = {each.name for each in known}
     lines += [not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
     lines = [enriched(line, reported.get(line.name)) for line in sorted(lines, key=lambda line: line.name)]
-    return Overview(tuple(lines), (*_remarks(responses), *map(safe, remarks)), documents)
+    return Overview(lines, [*_remarks(responses), *map(safe, remarks)], documents)
 
 
-def _relays(responses: Sequence[StatusResponse]) -> tuple[dict[str, Any], ...]:
-    return tuple(relay for response in responses for relay in response.relays)
+def _relays(responses: Sequence[StatusResponse]) -> list[dict[str, Any]]:
+    return [relay for response in responses for relay in response.relays]
 
 
-def _remarks(responses: Sequence[StatusResponse]) -> tuple[str, ...]:
-    unreachable = [_no_status(response) for response in responses if response.error]
-    problems = [
+def _remarks(responses: Sequence[StatusResponse]) -> list[str]:
+    remarks = [_no_status(response) for response in responses if response.error]
+    remarks += [
         safe(f"relay {relay.get('relay')} ({relay.get('name')}): {relay.get('state')}: {relay.get('message')}")
         for relay in _relays(responses)
         if relay.get("state") != "Running" or relay.get("message")
     ]
-    rejected = [
+    remarks += [
         safe(f"the relay at {response.url} continues with its old configuration: {response.config_error}")
         for response in responses
         if response.config_error
     ]
-    return (*unreachable, *problems, *rejected)
+    return remarks
 
 
 def _no_status(response: StatusResponse) -> str:

@@ -49,7 +49,6 @@ class StatusLine:
 
     @property
     def owned(self) -> int:
-        """Number of partitions that a live relay owns or a consumer holds."""
         return len(self.owners) or self.held
 
     @property
@@ -71,7 +70,6 @@ class StatusLine:
         return str(self.ready) if self.state == "Running" else self.state
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells in the order of the header."""
         return (
             self.ready_text,
             self.name,
@@ -106,7 +104,6 @@ def overview_text(lines: Sequence[StatusLine], width: int) -> list[str]:
 
 
 def details_text(line: StatusLine) -> list[str]:
-    """Return all fields of one subscription, with the owner of every partition and the whole last error."""
     fields = dict(zip((name.lower() for name in HEADER), line.cells(), strict=True))
     partitions: dict[str, list[int]] = defaultdict(list)
     for partition in range(line.partitions):
@@ -124,11 +121,11 @@ def details_text(line: StatusLine) -> list[str]:
 
 def from_relays(relays: Iterable[Mapping[str, Any]]) -> list[StatusLine]:
     """Return a line per subscription, summed over the ``/status`` documents of relays."""
-    parts: dict[str, list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
+    reports: dict[str, list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
     for relay in relays:
         for subscription in relay.get("subscriptions", ()):
-            parts[str(subscription["name"])].append((str(relay.get("relay")), subscription))
-    return [_sum(name, reports) for name, reports in sorted(parts.items())]
+            reports[str(subscription["name"])].append((str(relay.get("relay")), subscription))
+    return [_sum(name, reports[name]) for name in sorted(reports)]
 
 
 def _sum(name: str, reports: Sequence[tuple[str, Mapping[str, Any]]]) -> StatusLine:
