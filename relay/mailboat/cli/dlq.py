@@ -133,11 +133,10 @@ async def replay(source: ManifestSource, selection: Selection, dry_run: bool, ra
                     click.echo(f"{each.dead_id} {_named(each)}: would be replayed")
                 replayed += len(plan.replay)
                 continue
+            send = partial(dead_letters.replay, link, outbox.table, again=again, unordered=outbox.unordered)
             for batch, pause in paced(plan.replay, rate):
                 await asyncio.sleep(pause)
-                replayed += await dead_letters.replay(
-                    link, outbox.table, batch, again=again, unordered=outbox.unordered
-                )
+                replayed += await send(batch)
     if selection.by_id and not matched:
         raise no_such_dead_letter(selection.id)
     click.echo(f"{counted(replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}")
@@ -172,8 +171,8 @@ def _named(each: Candidate) -> str:
 
 def paced(chosen: Sequence[Candidate], rate: float | None) -> list[tuple[Sequence[Candidate], float]]:
     """Return batches, each with the delay in seconds before it."""
-    size = len(chosen) if rate is None else max(1, int(rate))
-    starts = range(0, len(chosen), size or 1)
+    size = max(1, len(chosen) if rate is None else int(rate))
+    starts = range(0, len(chosen), size)
     return [(chosen[start : start + size], size / rate if rate and start else 0.0) for start in starts]
 
 

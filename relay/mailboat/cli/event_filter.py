@@ -68,7 +68,6 @@ class Selection:
 
     @property
     def id(self) -> str:
-        """The value of --id, for messages."""
         return str(self.place or self.filter.event_id or self.filter.number)
 
     async def query(
@@ -113,7 +112,6 @@ def no_such_dead_letter(id: str) -> ConfigError:
 
 
 def _id(text: str) -> tuple[int | None, str | None, str | None]:
-    """Return the number, the event's id, or the place on a topic."""
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text), None, None
     if re.fullmatch(r"[0-9]{1,10}:[0-9]{1,19}", text):

@@ -17,13 +17,7 @@ from typing import Any, Final
 import click
 from click.shell_completion import get_completion_class
 
-from mailboat.errors import (
-    ConfigError,
-    DatabaseUnavailable,
-    EmitRefused,
-    MailboatError,
-    SchemaMismatch,
-)
+from mailboat.errors import ConfigError, DatabaseUnavailable, EmitRefused, MailboatError, SchemaMismatch
 from mailboat.terminal_escapes import safe
 from mailboat_spec.redaction import forget_details, redact
 
@@ -33,8 +27,6 @@ _EXIT_CODES: Final[tuple[tuple[type[MailboatError], int], ...]] = (
     (SchemaMismatch, 4),
     (DatabaseUnavailable, 5),
 )
-
-
 _COMMANDS: Final = {
     "init": "manifests",
     "check": "manifests",
@@ -63,7 +55,6 @@ _SUBCOMMANDS: Final = ("dlq list", "dlq show", "dlq replay", "dlq purge", "parke
 
 
 def exit_code(error: MailboatError) -> int:
-    """Return the exit code for an error."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
 
 
