@@ -40,16 +40,13 @@ def dlq() -> None:
 
 
 def _consumer_topic(source: ManifestSource, selection: Selection) -> TopicDeadLetters | None:
-    """Return the topic of the selected subscription; None if its dead letters are in a database.
-
-    Without --subscription, the only consumer of the manifests is meant if there is no OutboxRelay.
-    """
+    """Return the topic of the selected subscription; None if its dead letters are in a database."""
     manifests = load(source.files, needs_relay=False)
     consumers = [each for each in manifests.subscriptions if each.spec.source is not None]
     name = selection.filter.subscription
     if name is not None:
         consumers = [each for each in consumers if is_called(full_name(each), name)]
-    elif manifests.relays:
+    elif manifests.relays:  # without one, the only consumer is meant
         return None
     if not consumers:
         return None

@@ -27,8 +27,6 @@ _SINCE = "Not before this time, or so long ago: 2026-01-31T12:00:00Z, 2h."
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Filters from the command line."""
-
     filter: Match = _ANY
     """Filter without an outbox; ``match`` sets it."""
     limit: int | None = None
@@ -38,7 +36,6 @@ class Selection:
 
     @classmethod
     def of_id(cls, text: str, subscription: str | None = None) -> Selection:
-        """Select by the id in the list, or by the event's id."""
         number, event_id, place = _id(text)
         return cls(Match("", subscription, number=number, event_id=event_id), place=place)
 
@@ -51,7 +48,6 @@ class Selection:
         return self.filter.narrows or self.place is not None
 
     def match(self, outbox: str) -> Match:
-        """Return the filter for an outbox."""
         if self.place is not None:
             raise click.UsageError(f"{self.place} is on a consumer's dead-letter topic: say --subscription NAME")
         return replace(self.filter, outbox=outbox)
@@ -76,7 +72,6 @@ class Selection:
         purpose: str,
         query: Callable[[PostgresConnection, Match], Awaitable[list[Found]]],
     ) -> list[Found]:
-        """Run a query on all outboxes and return the combined result."""
         await self.must_exist(chosen)
         found: list[Found] = []
         for outbox in chosen:
@@ -93,10 +88,7 @@ class Selection:
         empty: str,
         order: str,
     ) -> None:
-        """Print rows as a table of these columns, or one JSON object per line if ``to_json`` is given.
-
-        ``empty`` is printed if there is no row. ``order`` names the rows that the limit keeps, such as "newest".
-        """
+        """Print rows as a table, or as JSON with ``to_json``. ``order`` says which rows the limit keeps: the newest."""
         if to_json is not None:
             for each in found:
                 click.echo(to_json(each))

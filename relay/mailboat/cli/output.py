@@ -22,7 +22,6 @@ def shortened(text: str, width: int) -> str:
 
 
 def key_cell(key: str | None) -> str:
-    """Format the key of an event for a column."""
     return "-" if key is None else shortened(key, 40)
 
 
@@ -85,7 +84,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def named(type: str, key: str | None) -> str:
-    """Format the type and the key of an event, for a line about it."""
     return f"{shortened(type, 60)}{f' key {shortened(key, 40)}' if key is not None else ''}"
 
 

@@ -221,7 +221,6 @@ class Process:
             self.stop.set()
 
     async def assign(self, name: str, generation: int, owners: dict[int, str]) -> bool:
-        """Pass an assignment to the relay with the subscription."""
         if not self.relays:
             raise DatabaseUnavailable("there is no configuration yet that says which database: try again")
         for relay in self.relays:

@@ -50,8 +50,6 @@ _COLOURS = {"True": "green", "Paused": "yellow", "False": "red", "Failed": "red"
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Content of one output of ``mailboat status``."""
-
     lines: Sequence[StatusLine] = ()
     remarks: Sequence[str] = ()
     """Messages about relays with errors or without a response."""

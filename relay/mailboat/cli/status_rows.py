@@ -53,10 +53,8 @@ class StatusLine:
 
     @property
     def ready(self) -> bool:
-        """True if the subscription runs, every partition has an owner, and the sink is not known to be unavailable.
-
-        Partitions of a pull subscription have no owner: a consumer takes a free one for each transaction.
-        """
+        """Whether the subscription runs, every partition has an owner, and the sink is not known to be unavailable."""
+        # A consumer takes a free partition of a pull subscription for each transaction.
         owned = self.sink == "pull" or self.owned == self.partitions
         return self.state == "Running" and owned and self.sink_reachable is not False
 
@@ -198,7 +196,6 @@ def _state(states: Sequence[str]) -> str:
 
 
 def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterable[EventSubscription]) -> StatusLine:
-    """Return the line from the database alone, as if no relay runs."""
     manifest = next((each for each in manifests if full_name(each) == known.name), None)
     return StatusLine(
         name=known.name,

@@ -91,7 +91,6 @@ class ConfigSource:
 
 
 def configuration(manifests: Manifests) -> Configuration:
-    """Convert manifests to the configuration of one relay. Raise ``ConfigError`` if that is not possible."""
     if len(manifests.relays) > 1:
         names = ", ".join(full_name(relay) for relay in manifests.relays)
         raise ConfigError(f"a configuration that is followed has one OutboxRelay, and this one has several: {names}.")

@@ -22,10 +22,7 @@ _SWAPPED: Final = "..data"
 
 
 def version_of(path: Path, *, follow_symlinks: bool = True) -> tuple[int, int, int]:
-    """Return a value that changes with the file. It includes the inode: a replacement may have equal time and size.
-
-    In a pod, the file is a symbolic link. Raise ``OSError`` if there is no file.
-    """
+    """Return a value that changes with the file. It includes the inode: a replacement may have equal time and size."""
     stat = path.stat(follow_symlinks=follow_symlinks)
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 

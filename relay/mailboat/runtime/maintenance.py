@@ -134,7 +134,6 @@ class Maintenance:
         return {"outbox": self.layout.table}
 
     async def run(self) -> None:
-        """Run maintenance rounds until cancelled."""
         while True:
             try:
                 async with explained(None, _WITHIN):
@@ -176,7 +175,6 @@ class Maintenance:
     async def examine(
         self, subscriptions: Callable[[], Sequence[EventSubscription]], every: float = _EXAMINE_EVERY
     ) -> None:
-        """Examine the outbox until cancelled."""
         snapshots, logged = SnapshotWatch(), frozenset[str]()
         while True:
             await asyncio.sleep(every)

@@ -151,7 +151,6 @@ class Relay:
         self._enter(state, str(error), reason_for(error))
 
     async def _connect(self, stop: asyncio.Event) -> None:
-        """Prepare the schema, open one connection, and run its session."""
         settings = self._database_settings()
         url, schema = self._config.url_provider(settings.url), self._schema
         spec, deadline = self._config.current.relay.spec, settings.settings.deadline

@@ -101,10 +101,7 @@ class RelayConfig:
     def database_settings(
         self, timings: Timings, limits: ReadLimits, connected: DatabaseSettings | None
     ) -> DatabaseSettings:
-        """Return the connection settings that the newest configuration needs.
-
-        If there is no URL, keep the URL of the open connection. Raise ``ConfigError`` if there is no connection.
-        """
+        """Return the settings needed now. If the URL is missing, keep that of ``connected``, or raise ``ConfigError``."""
         relay = (self._pending or self.current).relay
         url = self._url(relay, connected.url if connected else None)
         database, outbox, wake = relay.spec.database, relay.spec.outbox, relay.spec.wake
@@ -121,7 +118,7 @@ class RelayConfig:
         return DatabaseSettings(settings, outbox.retention, outbox.manage_schema, url)
 
     def url_provider(self, last_url: str) -> UrlProvider:
-        """Return a function that reads the database URL, or returns the known one if its secret was removed."""
+        """Return a function that reads the database URL, or returns the last one if its secret was removed."""
         relay = self.current.relay
         return lambda: self._url(relay, last_url)
 
@@ -224,10 +221,7 @@ class ConfigChange:
 
 
 async def wait_for_others(store: PostgresStore, declared: Sequence[EventSubscription], version: ConfigVersion) -> None:
-    """Wait until other relays, which get the same configuration, released their partitions.
-
-    Repartitioning earlier would redeliver their in-flight batches.
-    """
+    """Wait until other relays released their partitions. Repartitioning earlier would redeliver batches in flight."""
     deadline = time.monotonic() + _OTHERS_TIMEOUT
     while time.monotonic() < deadline:
         if not await store.owned_by_others(declared, version):

@@ -93,10 +93,7 @@ def failed_status(failed: InvalidSubscription, totals: Totals) -> SubscriptionSt
 def subscription_status(
     resource: EventSubscription, session: RelaySession | None, totals: Totals, now: float = 0.0
 ) -> SubscriptionStatus:
-    """Return the status of a subscription, limited to the partitions that this relay owns or reports.
-
-    ``now``: time by the clock of the session.
-    """
+    """Return the status, limited to the partitions that this relay owns or reports. ``now``: by the session's clock."""
     name = full_name(resource)
     meters, ended_with = totals.meters[name], totals.last_error.get(name)
     number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None

@@ -78,7 +78,6 @@ def _path(folder: Path, *parts: str) -> Path:
 
 
 def _read_file(path: Path) -> str | None:
-    """Return the value in a file, or None if there is no file."""
     try:
         if path.stat().st_size > _LARGEST:
             raise ConfigError(f"{path} is larger than 1 MiB: that is no secret. Check what --secrets-dir names.")

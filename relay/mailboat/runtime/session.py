@@ -100,10 +100,7 @@ class RelaySession(DeliverySession):
         self._stop: asyncio.Event
 
     async def run(self, stop: asyncio.Event, *extra: Coroutine[Any, Any, None]) -> None:
-        """Run until ``stop`` is set or the database is lost.
-
-        The coroutines in ``extra`` are cancelled with the session. An error of one of them ends the session.
-        """
+        """Run until ``stop`` is set or the database is lost. An error of a coroutine in ``extra`` ends it, too."""
         self._stop = stop
         try:
             async with asyncio.TaskGroup() as self._group:
@@ -136,8 +133,7 @@ class RelaySession(DeliverySession):
     async def withdraw(self, number: int, *, keep: bool) -> None:
         """Stop delivering a subscription: finish the batches in flight, settle, and release its partitions.
 
-        ``keep``: do not release the partitions, because this relay admits the subscription again immediately. Other
-        subscriptions are not interrupted.
+        ``keep``: do not release the partitions, because this relay admits the subscription again immediately.
         """
         self._withdrawing.add(number)
         self.reported -= {number}
@@ -389,7 +385,6 @@ class RelaySession(DeliverySession):
     # -- lag ---------------------------------------------------------------------------------------------------------
 
     async def _probe(self) -> None:
-        """Query the lag of each subscription that this relay delivers or reports."""
         while True:
             await asyncio.sleep(self._timings.probe_every)
             for number in {key.subscription for key in self.owned} | self.reported | self.orphans.keys():

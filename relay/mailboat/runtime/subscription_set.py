@@ -55,7 +55,6 @@ class StreamParts:
     def stream(
         self, subscription: Subscription, meters: DeliveryHistograms, random: Random, on_checkpoint: CheckpointHook
     ) -> Stream:
-        """Create the stream for one connected period."""
         spec, delivery, backoff = self.resource.spec, self.resource.spec.delivery, self.resource.spec.delivery.backoff
         policy = RetryPolicy(
             spec.max_attempts,
@@ -136,10 +135,7 @@ def needs_new_secrets(subscription_set: SubscriptionSet, secrets: Secrets) -> bo
 
 
 def build_subscription(resource: EventSubscription, secrets: Secrets, before: StreamParts | None = None) -> StreamParts:
-    """Build the parts of a subscription. If sink and context are unchanged, keep the sink of ``before``.
-
-    Raise ``ConfigError`` if the manifest can't be satisfied.
-    """
+    """Return the parts of a subscription, with the sink of ``before`` if it is unchanged. May raise ``ConfigError``."""
     spec = resource.spec
     kept = before if before is not None and before.resource.spec.sink == spec.sink else None
     try:
