@@ -6,16 +6,18 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Any, TypeVar
 
 import click
 
-from mailboat.cli.options import Command, Outbox, like_pattern, point_in_time, refuse_unknown
+from mailboat.cli.options import Command, Outbox, declared, is_called, unknown_subscription
 from mailboat.cli.output import columns
 from mailboat.errors import ConfigError
 from mailboat.store.admin.selection import Match
 from mailboat.store.connection import PostgresConnection
+from mailboat_spec import Duration, Pattern, full_name
 
 Found = TypeVar("Found")
 
@@ -58,9 +60,13 @@ class Selection:
             raise click.UsageError("say which ones (--id, --key, --type, --error, ...), or --all")
 
     async def must_exist(self, chosen: Sequence[Outbox]) -> None:
-        """Raise ``ConfigError`` for an unknown subscription, which would otherwise silently match nothing."""
-        if self.filter.subscription is not None:
-            await refuse_unknown(chosen, self.filter.subscription)
+        """Raise ``ConfigError`` for a subscription that no database and no manifest has: it would match nothing."""
+        name, manifests = self.filter.subscription, (each for outbox in chosen for each in outbox.subscriptions)
+        if name is None or any(is_called(full_name(each), name) for each in manifests):
+            return
+        known = [each.name for _, each in await declared(chosen)]
+        if not any(is_called(each, name) for each in known):
+            raise unknown_subscription(name, known)
 
     @property
     def id(self) -> str:
@@ -114,15 +120,36 @@ def _id(text: str) -> tuple[int | None, str | None, str | None]:
         raise click.BadParameter(f"{text!r} is neither a number nor an event's id (a UUID)", param_hint="ID") from None
 
 
+def _point_in_time(text: str) -> datetime:
+    """Parse an RFC 3339 time (UTC without a zone), or a duration before now (2h, 30m)."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            return datetime.now(UTC) - timedelta(seconds=Duration.parse(text).seconds)
+        except ValueError as error:
+            message = f"write a time like 2026-01-31T12:00:00Z, or how long ago it was, like 2h ({error})"
+            raise click.BadParameter(message) from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def _like_pattern(text: str) -> str:
+    """Convert a shell-style pattern of event types to an SQL LIKE pattern."""
+    try:
+        return Pattern(text).like()
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 def with_selection(command: Command) -> Command:
     """Add the filter options to a command, which receives them as ``selection``."""
 
     @click.option("--subscription", metavar="NAME", help="Of this subscription (namespace/name, or the name alone).")
     @click.option("--id", "id_", metavar="ID", help="The number in the list, or the event's id.")
     @click.option("--key", help="Of this key.")
-    @click.option("--type", type=like_pattern, metavar="PATTERN", help="Of event types like this: order.*")
-    @click.option("--since", type=point_in_time, metavar="TIME", help=_SINCE)
-    @click.option("--until", type=point_in_time, metavar="TIME", help="Before this time, or so long ago.")
+    @click.option("--type", type=_like_pattern, metavar="PATTERN", help="Of event types like this: order.*")
+    @click.option("--since", type=_point_in_time, metavar="TIME", help=_SINCE)
+    @click.option("--until", type=_point_in_time, metavar="TIME", help="Before this time, or so long ago.")
     @click.option("--error", "--reason", "error", metavar="TEXT", help="With this in the reason or the error.")
     @click.option(
         "--limit", type=click.IntRange(min=1), help=f"At most so many. [default: {_DEFAULT_LIMIT}; filtered: all]"

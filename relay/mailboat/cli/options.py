@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import wraps
 from inspect import iscoroutine
 from pathlib import Path
@@ -22,7 +21,7 @@ from mailboat.runtime.secrets import DIRECTORY_VARIABLE, Secrets, database_url, 
 from mailboat.store.admin.overview import KnownSubscription, known_subscriptions
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.table import TableLayout, renamed
-from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, OutboxRelay, Pattern, full_name
+from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, OutboxRelay, full_name
 from mailboat_spec.structured_logs import LogFormat, configure
 
 Command = Callable[..., Any]
@@ -189,7 +188,7 @@ def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
 
 async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbox, KnownSubscription]:
     """Return the subscription of that name, with or without namespace, from any outbox. Raises ``ConfigError``."""
-    known = await _declared(choices)
+    known = await declared(choices)
     found = [(outbox, each) for outbox, each in known if is_called(each.name, name)]
     if not found:
         raise unknown_subscription(name, [each.name for _, each in known])
@@ -198,16 +197,7 @@ async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbo
     return found[0]
 
 
-async def refuse_unknown(choices: Sequence[Outbox], name: str) -> None:
-    """Raise ``ConfigError`` if no database and no manifest has a subscription of that name: probably a typo."""
-    if any(is_called(full_name(each), name) for outbox in choices for each in outbox.subscriptions):
-        return
-    known = await _declared(choices)
-    if not any(is_called(each.name, name) for _, each in known):
-        raise unknown_subscription(name, [each.name for _, each in known])
-
-
-async def _declared(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscription]]:
+async def declared(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscription]]:
     known: list[tuple[Outbox, KnownSubscription]] = []
     for outbox in choices:
         async with outbox.link("look up") as link:
@@ -225,19 +215,6 @@ def unknown_subscription(name: str, known: Sequence[str]) -> ConfigError:
     return ConfigError(f"the database knows no subscription {name}. It knows: {names}.")
 
 
-def point_in_time(text: str) -> datetime:
-    """Parse an RFC 3339 time (UTC without a zone), or a duration before now (2h, 30m)."""
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        try:
-            return datetime.now(UTC) - timedelta(seconds=Duration.parse(text).seconds)
-        except ValueError as error:
-            message = f"write a time like 2026-01-31T12:00:00Z, or how long ago it was, like 2h ({error})"
-            raise click.BadParameter(message) from None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-
-
 def duration_option(name: str, *, default: str, help: str) -> Callable[[Command], Command]:
     """Return an option for a duration such as 720h. The command receives seconds."""
     return click.option(name, type=_seconds, metavar="DURATION", default=default, show_default=True, help=help)
@@ -246,13 +223,5 @@ def duration_option(name: str, *, default: str, help: str) -> Callable[[Command]
 def _seconds(text: str) -> float:
     try:
         return Duration.parse(text).seconds
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def like_pattern(text: str) -> str:
-    """Convert a shell-style pattern of event types to an SQL LIKE pattern."""
-    try:
-        return Pattern(text).like()
     except ValueError as error:
         raise click.BadParameter(str(error)) from None

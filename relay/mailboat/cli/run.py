@@ -88,13 +88,18 @@ def run(
     for warning in warnings(manifests) if manifests is not None else ():
         log.warning("Probably a mistake in a manifest: %s.", warning)
     try:
+        callers = CallerAuth()
+        if control_keys is not None and audience is not None:
+            from mailboat.http.jwt_auth import JwtVerifier  # large, needed only here
+
+            callers = CallerAuth(JwtVerifier(control_keys, audience))
         process = Process(
             source.files,
             (secrets_folder if follow else existing_secrets_folder)(source.secrets_dir, os.environ),
             source.secrets,
             relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
             parse_address(listen),
-            _callers(control_keys, audience),
+            callers,
             advertise,
         )
         configure_gc()
@@ -118,14 +123,6 @@ def _exit() -> NoReturn:
         with suppress(OSError):  # the reader may have closed the pipe
             stream.flush()
     os._exit(0)
-
-
-def _callers(keys: Path | None, audience: str | None) -> CallerAuth:
-    if keys is None or audience is None:
-        return CallerAuth()
-    from mailboat.http.jwt_auth import JwtVerifier  # large, needed only with --control-keys
-
-    return CallerAuth(JwtVerifier(keys, audience))
 
 
 @dataclass(eq=False)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mailboat.cli import status_rows
 from mailboat.cli.options import (
     ManifestSource,
     Outbox,
@@ -27,16 +28,7 @@ from mailboat.cli.options import (
     with_manifests,
 )
 from mailboat.cli.output import age, counted
-from mailboat.cli.status_rows import (
-    StatusLine,
-    details_text,
-    enriched,
-    from_consumers,
-    from_database,
-    from_relays,
-    not_started,
-    overview_text,
-)
+from mailboat.cli.status_rows import StatusLine
 from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.http.client import StatusResponse, fetch_statuses
 from mailboat.runtime.manifest_files import load
@@ -160,9 +152,9 @@ class StatusQuery:
 
     def text(self, overview: Overview) -> list[str]:
         if self.name is not None:
-            return [text for line in overview.lines for text in details_text(line)] + list(overview.remarks)
+            return [text for line in overview.lines for text in status_rows.details_text(line)] + list(overview.remarks)
         width = max(80, shutil.get_terminal_size().columns)
-        return [*overview_text(overview.lines, width), *overview.remarks]
+        return [*status_rows.overview_text(overview.lines, width), *overview.remarks]
 
 
 async def _show(view: StatusQuery, as_json: bool) -> None:
@@ -221,8 +213,8 @@ async def _of_urls(urls: Sequence[str]) -> Overview:
     if all(response.error for response in responses):
         raise DatabaseUnavailable("\n".join(_no_status(response) for response in responses))
     relays = _relays(responses)
-    consumed = from_consumers(report for response in responses for report in response.consumers)
-    lines = {line.name: line for line in (*consumed, *from_relays(relays))}
+    consumed = status_rows.from_consumers(report for response in responses for report in response.consumers)
+    lines = {line.name: line for line in (*consumed, *status_rows.from_relays(relays))}
     return Overview([lines[name] for name in sorted(lines)], _remarks(responses), relays)
 
 
@@ -247,16 +239,18 @@ async def _of_outbox(outbox: Outbox) -> Overview:
         known = await known_subscriptions(link, outbox.table)
         addresses = await relay_addresses(link, outbox.table)
         lines = [
-            from_database(each, await waiting(link, outbox.layout, each, outbox.subscriptions), outbox.subscriptions)
+            status_rows.from_database(
+                each, await waiting(link, outbox.layout, each, outbox.subscriptions), outbox.subscriptions
+            )
             for each in known
         ]
         remarks = (await coverage(link, outbox.layout, outbox.subscriptions)).remarks()
     responses = await fetch_statuses(addresses)
     documents = _relays(responses)
-    reported = {line.name: line for line in from_relays(documents)}
+    reported = {line.name: line for line in status_rows.from_relays(documents)}
     names = {each.name for each in known}
-    lines += [not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
-    lines = [enriched(line, reported.get(line.name)) for line in sorted(lines, key=lambda line: line.name)]
+    lines += [status_rows.not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
+    lines = [status_rows.enriched(line, reported.get(line.name)) for line in sorted(lines, key=lambda line: line.name)]
     return Overview(lines, [*_remarks(responses), *map(safe, remarks)], documents)
 
 

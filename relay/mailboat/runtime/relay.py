@@ -22,15 +22,7 @@ from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, L
 from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.maintenance import Maintenance, RetentionClock, SchemaGate
 from mailboat.runtime.relay_config import ConfigChange, DatabaseSettings, RelayConfig, close_all, wait_for_others
-from mailboat.runtime.relay_status import (
-    RelayState,
-    RelayStatus,
-    SubscriptionStatus,
-    failed_status,
-    reason_for,
-    stalled,
-    subscription_status,
-)
+from mailboat.runtime.relay_status import RelayState, RelayStatus, reason_for, stalled, subscription_statuses
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.session import RelaySession
 from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
@@ -270,9 +262,10 @@ class Relay:
 
     def status(self) -> RelayStatus:
         """Return the status from memory, without any query. Without a session, maintenance is as last known."""
-        connected, maintenance, subscriptions = self._connected, self._maintenance, self._config.subscription_set
+        connected, maintenance, now = self._connected, self._maintenance, time.monotonic()
+        session = connected.session if connected else None
         failure = maintenance.error if maintenance else None
-        peers = connected.session.membership.peers if connected and connected.session.membership else ()
+        peers = session.membership.peers if session and session.membership else ()
         return RelayStatus(
             name=self.name,
             relay=self._identity.id,
@@ -292,14 +285,7 @@ class Relay:
             coverage=maintenance.coverage if maintenance else Coverage(),
             peers=tuple(peer.id for peer in peers if peer.alive),
             silent=tuple(peer.id for peer in peers if peer.silent),
-            subscriptions=tuple(map(self._subscription, sorted([*subscriptions.parts, *subscriptions.failed]))),
-            stalled=connected is not None and stalled(connected.session, time.monotonic()),
+            subscriptions=subscription_statuses(self._config.subscription_set, session, self._totals, now),
+            stalled=session is not None and stalled(session, now),
             was_connected=self._was_connected,
         )
-
-    def _subscription(self, name: str) -> SubscriptionStatus:
-        subscriptions = self._config.subscription_set
-        if (failed := subscriptions.failed.get(name)) is not None:
-            return failed_status(failed, self._totals)
-        session = self._connected.session if self._connected else None
-        return subscription_status(subscriptions.parts[name].resource, session, self._totals, time.monotonic())

@@ -13,13 +13,7 @@ from mailboat.errors import ConfigError, MailboatError
 from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.secrets import Secrets, database_url
 from mailboat.runtime.session import RelaySession
-from mailboat.runtime.subscription_set import (
-    StreamParts,
-    SubscriptionSet,
-    build_subscription,
-    build_subscriptions,
-    needs_new_secrets,
-)
+from mailboat.runtime.subscription_set import StreamParts, SubscriptionSet, build_subscription, build_subscriptions
 from mailboat.runtime.timings import Timings
 from mailboat.sinks.protocol import Sink
 from mailboat.store.connection import UrlProvider
@@ -86,7 +80,7 @@ class RelayConfig:
         self.changed.set()
 
     def needs_new_secrets(self) -> bool:
-        return needs_new_secrets(self.subscription_set, self._secrets)
+        return self.subscription_set.needs(self._secrets)
 
     def take_up(self) -> list[Sink]:
         """Use the pending configuration and the current secrets. Return the sinks that are no longer used."""
@@ -96,12 +90,13 @@ class RelayConfig:
             self.current, self._pending = self._pending, None
             self.undeclared = True
         self.subscription_set = build_subscriptions(self.current.subscriptions, self._secrets, before)
-        return before.replaced_by(self.subscription_set)
+        used = {id(parts.sink) for parts in self.subscription_set.parts.values()}
+        return [parts.sink for parts in before.parts.values() if id(parts.sink) not in used]
 
     def database_settings(
         self, timings: Timings, limits: ReadLimits, connected: DatabaseSettings | None
     ) -> DatabaseSettings:
-        """Return the settings needed now. If the URL is missing, keep that of ``connected``, or raise ``ConfigError``."""
+        """Return the settings needed now. If a URL is missing, keep that of ``connected``, or raise ``ConfigError``."""
         relay = (self._pending or self.current).relay
         url = self._url(relay, connected.url if connected else None)
         database, outbox, wake = relay.spec.database, relay.spec.outbox, relay.spec.wake

@@ -10,18 +10,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from mailboat import errors
 from mailboat.delivery.histograms import DeliveryHistograms
 from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.delivery.worker_counters import Totals
-from mailboat.errors import (
-    ConfigError,
-    ForeignDatabase,
-    InRecovery,
-    MailboatError,
-    NoSuchSink,
-    SchemaMismatch,
-    SecretMissing,
-)
 from mailboat.store.coverage import Coverage
 from mailboat.store.outbox_store import Backlog, Lag
 from mailboat_spec import EventSubscription, Reason, full_name, relay_status
@@ -29,19 +21,19 @@ from mailboat_spec.relay_status import PartitionStatus
 
 if TYPE_CHECKING:
     from mailboat.runtime.session import RelaySession
-    from mailboat.runtime.subscription_set import InvalidSubscription
+    from mailboat.runtime.subscription_set import InvalidSubscription, SubscriptionSet
 
 STALLED_AFTER = 90.0
 """Seconds without progress of the committer after which only a restart helps. Every wait of the committer ends sooner:
 idle waits after ``ACTIVE_EVERY``, database queries with the statement deadline."""
 # The first match wins, so subclasses come before their base class.
-_REASONS: Final[tuple[tuple[type[MailboatError], Reason], ...]] = (
-    (SecretMissing, Reason.SECRET_NOT_FOUND),
-    (NoSuchSink, Reason.SINK_NOT_SUPPORTED),
-    (ConfigError, Reason.INVALID_SPEC),
-    (SchemaMismatch, Reason.SCHEMA_MISMATCH),
-    (ForeignDatabase, Reason.FOREIGN_DATABASE),
-    (InRecovery, Reason.DATABASE_IN_RECOVERY),
+_REASONS: Final[tuple[tuple[type[errors.MailboatError], Reason], ...]] = (
+    (errors.SecretMissing, Reason.SECRET_NOT_FOUND),
+    (errors.NoSuchSink, Reason.SINK_NOT_SUPPORTED),
+    (errors.ConfigError, Reason.INVALID_SPEC),
+    (errors.SchemaMismatch, Reason.SCHEMA_MISMATCH),
+    (errors.ForeignDatabase, Reason.FOREIGN_DATABASE),
+    (errors.InRecovery, Reason.DATABASE_IN_RECOVERY),
 )
 
 
@@ -65,7 +57,7 @@ class RelayStatus(relay_status.RelayStatus):
     """Events that no filter matches, and filters that match no event. The same in all relays of an outbox."""
 
 
-def reason_for(error: MailboatError) -> Reason:
+def reason_for(error: errors.MailboatError) -> Reason:
     """Return the reason for an error that keeps a relay or a subscription from running."""
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), Reason.DATABASE_UNREACHABLE)
 
@@ -74,7 +66,16 @@ def stalled(session: RelaySession, now: float) -> bool:
     return now - session.committer.active_at > STALLED_AFTER
 
 
-def failed_status(failed: InvalidSubscription, totals: Totals) -> SubscriptionStatus:
+def subscription_statuses(
+    subscriptions: SubscriptionSet, session: RelaySession | None, totals: Totals, now: float
+) -> tuple[SubscriptionStatus, ...]:
+    """Return the status of all subscriptions, also of those that could not be built."""
+    failed = [_failed_status(each, totals) for each in subscriptions.failed.values()]
+    built = [subscription_status(each.resource, session, totals, now) for each in subscriptions.parts.values()]
+    return tuple(sorted((*failed, *built), key=lambda status: status.name))
+
+
+def _failed_status(failed: InvalidSubscription, totals: Totals) -> SubscriptionStatus:
     name = full_name(failed.resource)
     return SubscriptionStatus(
         name=name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -91,10 +92,16 @@ class SubscriptionSet:
     parts: Mapping[str, StreamParts] = field(default_factory=dict)
     failed: Mapping[str, InvalidSubscription] = field(default_factory=dict)
 
-    def replaced_by(self, after: SubscriptionSet) -> list[Sink]:
-        """Return the sinks that ``after`` no longer uses."""
-        used = {id(parts.sink) for parts in after.parts.values()}
-        return [parts.sink for parts in self.parts.values() if id(parts.sink) not in used]
+    def needs(self, secrets: Secrets) -> bool:
+        """Return whether a subscription must be rebuilt for a changed secret, or a failed one may succeed now.
+
+        A removed secret is no reason to rebuild: a running subscription continues with the values it has.
+        """
+        for parts in self.parts.values():
+            with suppress(ConfigError):
+                if _sink_context(parts.resource, secrets) != parts.context:
+                    return True
+        return bool(self.failed)
 
 
 def build_subscriptions(
@@ -116,22 +123,6 @@ def build_subscriptions(
         if name in failed and before.failed.get(name) != failed[name]:
             log.error("Subscription can't run: %s", failed[name].error, extra={"subscription": name})
     return SubscriptionSet(parts, failed)
-
-
-def needs_new_secrets(subscription_set: SubscriptionSet, secrets: Secrets) -> bool:
-    """Return whether a subscription must be rebuilt for a changed secret, or a failed one may succeed now.
-
-    A removed secret is no reason to rebuild: a running subscription continues with the values it has.
-    """
-    if subscription_set.failed:
-        return True
-    for parts in subscription_set.parts.values():
-        try:
-            if _sink_context(parts.resource, secrets) != parts.context:
-                return True
-        except ConfigError:
-            continue
-    return False
 
 
 def build_subscription(resource: EventSubscription, secrets: Secrets, before: StreamParts | None = None) -> StreamParts:
