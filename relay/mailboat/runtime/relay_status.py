@@ -1,10 +1,12 @@
-"""Status of a relay and of its subscriptions, from memory only.
+"""Status of a relay and of its subscriptions, from memory, and the probe that queries the lag beforehand.
 
 The types add values for the metrics to the wire model (``mailboat_spec.relay_status``).
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -13,9 +15,10 @@ from typing import TYPE_CHECKING, Final
 from mailboat import errors
 from mailboat.delivery.histograms import DeliveryHistograms
 from mailboat.delivery.partition_worker import PartitionWorker
+from mailboat.delivery.stream import Clock
 from mailboat.delivery.worker_counters import Totals
 from mailboat.store.coverage import Coverage
-from mailboat.store.outbox_store import Backlog, Lag
+from mailboat.store.outbox_store import Backlog, Lag, OutboxStore, Subscription
 from mailboat_spec import EventSubscription, Reason, full_name, relay_status
 from mailboat_spec.relay_status import PartitionStatus
 
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
     from mailboat.runtime.session import RelaySession
     from mailboat.runtime.subscription_set import InvalidSubscription, SubscriptionSet
 
+log = logging.getLogger(__name__)
+
+_SELDOM = 5
+"""Number of intervals between two lag queries for an idle subscription."""
 STALLED_AFTER = 90.0
 """Seconds without progress of the committer after which only a restart helps. Every wait of the committer ends sooner:
 idle waits after ``ACTIVE_EVERY``, database queries with the statement deadline."""
@@ -60,6 +67,37 @@ class RelayStatus(relay_status.RelayStatus):
 def reason_for(error: errors.MailboatError) -> Reason:
     """Return the reason for an error that keeps a relay or a subscription from running."""
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), Reason.DATABASE_UNREACHABLE)
+
+
+@dataclass(eq=False)
+class LagProbe:
+    """Queries the lag of one subscription at a time, of an idle one less often. Delivery does not depend on it."""
+
+    store: OutboxStore
+    clock: Clock
+    every: float
+    backlogs: dict[int, Backlog] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    """Subscriptions whose last query failed; their entry in ``backlogs`` is older."""
+    _probed_at: dict[int, float] = field(default_factory=dict)
+
+    async def query(self, subscription: Subscription, *, idle: bool) -> None:
+        number = subscription.number
+        if idle and self.clock() - self._probed_at.get(number, -math.inf) < self.every * _SELDOM:
+            return
+        try:
+            self.backlogs[number] = await self.store.backlog(number)
+            self.errors.pop(number, None)
+        except errors.MailboatError as error:  # other tasks detect a database outage
+            if number not in self.errors:
+                log.warning("Lag query failed: %s", error, extra={"subscription": subscription.name})
+            self.errors[number] = str(error)
+        self._probed_at[number] = self.clock()
+
+    def forget(self, number: int) -> None:
+        self.backlogs.pop(number, None)
+        self.errors.pop(number, None)
+        self._probed_at.pop(number, None)
 
 
 def stalled(session: RelaySession, now: float) -> bool:

@@ -29,8 +29,8 @@ from mailboat.delivery.stream import Clock, Stream
 from mailboat.delivery.window_feeder import WindowFeeder
 from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError
-from mailboat.runtime.lag_probe import LagProbe
-from mailboat.runtime.sink_start import await_dead_letter_topic, open_sink
+from mailboat.runtime.relay_status import LagProbe
+from mailboat.runtime.subscription_set import await_dead_letter_topic, open_sink
 from mailboat.runtime.timings import Timings
 from mailboat.store.outbox_store import (
     Cursor,
