@@ -58,7 +58,6 @@ def _consumer_topic(source: ManifestSource, selection: Selection) -> TopicDeadLe
 
 
 @dlq.command("list")
-@with_manifests
 @with_selection
 @click.option("--replayed", is_flag=True, help="Show those that were replayed, too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object per line.")
@@ -93,7 +92,6 @@ async def show(source: ManifestSource, id: str, subscription: str | None, as_jso
 
 
 @dlq.command()
-@with_manifests
 @with_selection
 @click.option("--dry-run", is_flag=True, help="Say what would be replayed, and change nothing.")
 @click.option("--rate", type=click.FloatRange(min=0.01), metavar="N", help="At most N events per second.")
@@ -174,7 +172,6 @@ def paced(chosen: Sequence[Candidate], rate: float | None) -> list[tuple[Sequenc
 
 
 @dlq.command()
-@with_manifests
 @with_selection
 @duration_option("--older-than", default="720h", help="Replayed longer ago than this.")
 @click.option("--yes", is_flag=True, help="Yes, delete them.")

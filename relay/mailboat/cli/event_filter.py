@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mailboat.cli.options import Command, Outbox, declared, is_called, unknown_subscription
+from mailboat.cli.options import Command, Outbox, declared, is_called, unknown_subscription, with_manifests
 from mailboat.cli.output import columns
 from mailboat.errors import ConfigError
 from mailboat.store.admin.selection import Match
@@ -142,8 +142,9 @@ def _like_pattern(text: str) -> str:
 
 
 def with_selection(command: Command) -> Command:
-    """Add the filter options to a command, which receives them as ``selection``."""
+    """Add -f, --secrets-dir and the filters to a command, which receives them as ``source`` and ``selection``."""
 
+    @with_manifests
     @click.option("--subscription", metavar="NAME", help="Of this subscription (namespace/name, or the name alone).")
     @click.option("--id", "id_", metavar="ID", help="The number in the list, or the event's id.")
     @click.option("--key", help="Of this key.")

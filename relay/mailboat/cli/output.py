@@ -120,10 +120,8 @@ def json_line(text: str) -> str:
 def reindented(text: str) -> str:
     """Return valid JSON with line breaks and indentation. Numbers and strings keep their exact spelling."""
     out: list[str] = []
-    depth = 0
-    tokens = _TOKENS.findall(text)
-    for place, token in enumerate(tokens):
-        before = tokens[place - 1] if place else ""
+    depth, before = 0, ""
+    for token in _TOKENS.findall(text):
         if token in "}]":
             depth -= 1
             if before not in ("{", "["):
@@ -133,4 +131,5 @@ def reindented(text: str) -> str:
         out.append(": " if token == ":" else token)
         if token in ("{", "["):
             depth += 1
+        before = token
     return "".join(out)

@@ -37,7 +37,6 @@ def parked() -> None:
 
 
 @parked.command("list")
-@with_manifests
 @with_selection
 @click.option("--behind", is_flag=True, help="Show those that wait behind their key's head, too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object per line.")
@@ -75,7 +74,6 @@ def _no_such(id: str) -> ConfigError:
 
 
 @parked.command()
-@with_manifests
 @with_selection
 async def retry(source: ManifestSource, selection: Selection) -> None:
     """Retry parked events now instead of at their time.
@@ -90,7 +88,6 @@ async def retry(source: ManifestSource, selection: Selection) -> None:
 
 
 @parked.command()
-@with_manifests
 @with_selection
 @click.option("--yes", is_flag=True, help="Yes, give up on them.")
 async def drop(source: ManifestSource, selection: Selection, yes: bool) -> None:
