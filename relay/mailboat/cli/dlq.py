@@ -182,9 +182,8 @@ async def purge(source: ManifestSource, selection: Selection, older_than: float,
     """
     selection.require_filter()
     if (topic := _consumer_topic(source, selection)) is not None:
-        raise ConfigError(
-            f"the dead letters of {topic.access.name} are on topic {topic.access.topic}: its retention deletes them."
-        )
+        consumer, name = topic.access.name, topic.access.topic
+        raise ConfigError(f"the dead letters of {consumer} are on topic {name}: its retention deletes them.")
     if not yes:
         raise ConfigError("this deletes dead letters for good: say --yes.")
     chosen = source.outboxes()

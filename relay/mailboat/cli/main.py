@@ -76,27 +76,26 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            suggestions = get_close_matches(name, _COMMANDS, 1) or [
+            meant = get_close_matches(name, _COMMANDS, 1) or [
                 each for each in _SUBCOMMANDS if each.endswith(f" {name}")
             ]
-            hint = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
+            hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except MailboatError as error:
-            forget_details(error)
-            message, code, details = str(error), exit_code(error), traceback.format_exc()
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise
         except Exception as error:
             forget_details(error)
-            message = (
-                f"{type(error).__name__}: {error}. This is a bug in Mailboat; --debug before the command shows where."
-            )
-            code, details = 1, traceback.format_exc()
+            details = traceback.format_exc()
+            if isinstance(error, MailboatError):
+                code, message = exit_code(error), str(error)
+            else:
+                bug = "This is a bug in Mailboat; --debug before the command shows where."
+                code, message = 1, f"{type(error).__name__}: {error}. {bug}"
         if ctx.params.get("debug"):
             click.echo(safe(redact(details), lines=True), err=True)
         click.echo(f"mailboat: {safe(redact(message), lines=True)}", err=True)

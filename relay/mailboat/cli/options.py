@@ -147,10 +147,8 @@ class Outbox:
         except (ConfigError, DatabaseUnavailable) as error:
             reference = database.url_secret_ref
             where = "spec.database.url" if reference is None else f"Secret {reference.name}, key {reference.key}"
-            unavailable = isinstance(error, DatabaseUnavailable) and not isinstance(error, InRecovery)
-            raise type(error)(
-                f"OutboxRelay {full_name(self.relay)} ({where}): {error}{_HINT if unavailable else ''}"
-            ) from error
+            hint = _HINT if isinstance(error, DatabaseUnavailable) and not isinstance(error, InRecovery) else ""
+            raise type(error)(f"OutboxRelay {full_name(self.relay)} ({where}): {error}{hint}") from error
         async with link:
             yield link
 

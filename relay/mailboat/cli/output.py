@@ -29,9 +29,7 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], gap: int = 3) 
     """Return aligned lines in the style of kubectl."""
     table = [list(header), *([safe(cell) for cell in row] for row in rows)]
     widths = [max(len(row[place]) for row in table) for place in range(len(header))]
-    return [
-        (" " * gap).join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-    ]
+    return [(" " * gap).join(map(str.ljust, row, widths)).rstrip() for row in table]
 
 
 def moment(time: datetime | None) -> str:

@@ -235,21 +235,18 @@ async def _of_databases(chosen: Sequence[Outbox]) -> Overview:
 
 
 async def _of_outbox(outbox: Outbox) -> Overview:
+    manifests = outbox.subscriptions
     async with outbox.link("status") as link:
         known = await known_subscriptions(link, outbox.table)
         addresses = await relay_addresses(link, outbox.table)
-        lines = [
-            status_rows.from_database(
-                each, await waiting(link, outbox.layout, each, outbox.subscriptions), outbox.subscriptions
-            )
-            for each in known
-        ]
-        remarks = (await coverage(link, outbox.layout, outbox.subscriptions)).remarks()
+        backlogs = [await waiting(link, outbox.layout, each, manifests) for each in known]
+        remarks = (await coverage(link, outbox.layout, manifests)).remarks()
     responses = await fetch_statuses(addresses)
     documents = _relays(responses)
     reported = {line.name: line for line in status_rows.from_relays(documents)}
-    names = {each.name for each in known}
-    lines += [status_rows.not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
+    lines = [status_rows.from_database(*each, manifests) for each in zip(known, backlogs, strict=True)]
+    names = {line.name for line in lines}
+    lines += [status_rows.not_started(each) for each in manifests if full_name(each) not in names]
     lines = [status_rows.enriched(line, reported.get(line.name)) for line in sorted(lines, key=lambda line: line.name)]
     return Overview(lines, [*_remarks(responses), *map(safe, remarks)], documents)
 

@@ -78,9 +78,8 @@ class TopicDeadLetters:
             click.echo(f"{_named(letter)}: not replayed, too large and gone from {_origin(letter)}")
         if selection.by_id and not replay.progress.replayed and not replay.progress.loops:
             raise no_such_dead_letter(selection.id)
-        click.echo(
-            f"{counted(replay.progress.replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}"
-        )
+        done = "would be replayed" if dry_run else "replayed"
+        click.echo(f"{counted(replay.progress.replayed, 'dead letter')} {done}")
 
 
 def _filter(selection: Selection) -> LetterFilter:

@@ -1,7 +1,7 @@
 """A relay: the loop around its sessions, and its status. The package docstring has the states.
 
 One connection carries one session. A new configuration or a changed secret is applied while the session runs
-(`ConfigChange`). If the connection settings changed, the session ends in an orderly way and the relay reconnects.
+(`Connected.apply`). If the connection settings changed, the session ends in an orderly way and the relay reconnects.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
 
@@ -21,7 +20,7 @@ from mailboat.delivery.worker_counters import Totals
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
 from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.maintenance import Maintenance, RetentionClock, SchemaGate
-from mailboat.runtime.relay_config import ConfigChange, DatabaseSettings, RelayConfig, close_all, wait_for_others
+from mailboat.runtime.relay_config import Connected, DatabaseSettings, RelayConfig, close_all, wait_for_others
 from mailboat.runtime.relay_status import RelayState, RelayStatus, reason_for, stalled, subscription_statuses
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.session import RelaySession
@@ -40,13 +39,6 @@ _RECONNECT = Backoff(initial=0.2, factor=2, ceiling=10.0, jitter=0.2)
 _LONG_ENOUGH = 5.0
 """Seconds of connection after which the next outage restarts the back-off."""
 _NEEDS_A_PERSON = (SchemaMismatch, ForeignDatabase, ConfigError)
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    settings: DatabaseSettings
-    store: PostgresStore
-    session: RelaySession
 
 
 class Relay:
@@ -189,27 +181,24 @@ class Relay:
             self._on_checkpoint,
             self._oldest_snapshot,
         )
-        change = ConfigChange(config, store, session, self._stream)
-        self._connected = Connected(settings, store, session)
+        self._connected = connected = Connected(config, settings, store, session, self._stream)
         self._was_connected = True
         self._enter(RelayState.RUNNING)
         log.info("Connected.", extra=self._about)
         ends = asyncio.Event()
         try:
-            await session.run(ends, self._follow_config(self._connected, change, stop, ends))
+            await session.run(ends, self._follow_config(connected, stop, ends))
         finally:
             self._connected = None
-            await close_all(change.replaced)
+            await close_all(connected.replaced)
 
-    async def _follow_config(
-        self, connected: Connected, change: ConfigChange, stop: asyncio.Event, ends: asyncio.Event
-    ) -> None:
+    async def _follow_config(self, connected: Connected, stop: asyncio.Event, ends: asyncio.Event) -> None:
         """Apply configuration changes to a running session. On a stop or for another connection, end the session."""
         try:
             while True:
-                retirement = asyncio.ensure_future(change.retire_removed())
+                retirement = asyncio.ensure_future(connected.retire_removed())
                 try:
-                    await first_of(stop, self._config.changed, change.withdrawn)
+                    await first_of(stop, self._config.changed, connected.withdrawn)
                 finally:
                     retirement.cancel()
                 if stop.is_set():
@@ -219,13 +208,13 @@ class Relay:
                     log.info("Connection settings changed, reconnecting", extra=self._about)
                     self._enter(RelayState.CONNECTING, "reconnecting with changed settings", Reason.STARTING)
                     break
-                complete = await change.apply()
+                complete = await connected.apply()
                 connected.session.committer.poll_by(self._wake())
                 if complete:
                     log.info("Configuration in use", extra=self._about)
             ends.set()
         finally:
-            change.stop()
+            connected.stop()
 
     @property
     def _about(self) -> dict[str, str]:

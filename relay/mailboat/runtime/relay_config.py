@@ -31,8 +31,6 @@ _OTHERS_TIMEOUT = 10.0
 _POLL_EVERY = 0.05
 _RETIRE_EVERY = 1.0
 
-NewStream = Callable[[StreamParts, Subscription], Stream]
-
 
 @dataclass(frozen=True, slots=True)
 class DatabaseSettings:
@@ -133,39 +131,42 @@ def _effect(config: Configuration) -> object:
     return config.relay.metadata.uid, spec.database, spec.outbox, spec.wake, subscriptions
 
 
-class ConfigChange:
-    """Change of the configuration in a running session, one subscription at a time.
+@dataclass(eq=False)
+class Connected:
+    """A session on its connection. A change of the configuration is applied to one subscription at a time.
 
     Unchanged subscriptions continue without a pause. A changed or deleted subscription first finishes its batches in
     flight, which takes until its sink answers (at most ``Timings.drain_within``) and delays no other subscription.
     After the withdrawal, a changed subscription is declared and admitted again.
     """
 
-    def __init__(self, config: RelayConfig, store: PostgresStore, session: RelaySession, new_stream: NewStream) -> None:
-        self.withdrawn = asyncio.Event()
-        """Set when a subscription was withdrawn. Its new configuration can then be applied."""
-        self.replaced: list[Sink] = []
-        """Sinks to close once no subscription being withdrawn uses them."""
-        self._config = config
-        self._store = store
-        self._session = session
-        self._new_stream = new_stream
-        parts = config.subscription_set.parts
-        self._delivered_by = {stream.name: parts[stream.name] for stream in session.streams.values()}
-        self._withdrawing: dict[str, asyncio.Task[None]] = {}
+    config: RelayConfig
+    settings: DatabaseSettings
+    store: PostgresStore
+    session: RelaySession
+    new_stream: Callable[[StreamParts, Subscription], Stream]
+    withdrawn: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a subscription was withdrawn. Its new configuration can then be applied."""
+    replaced: list[Sink] = field(default_factory=list)
+    """Sinks to close once no subscription being withdrawn uses them."""
+    _withdrawing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        parts = self.config.subscription_set.parts
+        self._delivered_by = {stream.name: parts[stream.name] for stream in self.session.streams.values()}
 
     async def apply(self) -> bool:
         """Take up the configuration and secrets of now. Return False if a withdrawal has to end before the rest."""
         self.withdrawn.clear()
-        self.replaced += self._config.take_up()
-        for number, stream in list(self._session.streams.items()):
-            new, present = self._config.subscription_set.parts.get(stream.name), self._delivered_by[stream.name]
+        self.replaced += self.config.take_up()
+        for number, stream in list(self.session.streams.items()):
+            new, present = self.config.subscription_set.parts.get(stream.name), self._delivered_by[stream.name]
             if stream.name not in self._withdrawing and (new is None or not new.continues(present)):
                 leave = self._withdraw(number, stream.name, new)
-                self._withdrawing[stream.name] = self._session.spawn(leave)
+                self._withdrawing[stream.name] = self.session.spawn(leave)
         await self._declare()
         complete = not self._withdrawing and not self.withdrawn.is_set()
-        self._config.undeclared = not complete
+        self.config.undeclared = not complete
         used = {id(parts.sink) for parts in self._delivered_by.values()}
         unused = [sink for sink in self.replaced if id(sink) not in used]
         self.replaced = [sink for sink in self.replaced if id(sink) in used]
@@ -174,25 +175,25 @@ class ConfigChange:
 
     async def _withdraw(self, number: int, name: str, new: StreamParts | None) -> None:
         """Withdraw a subscription. If it stays but not its partitions, wait until other relays have finished."""
-        partitions = self._session.subscriptions[number].partitions
+        partitions = self.session.subscriptions[number].partitions
         keep = new is not None and new.resource.spec.partitions == partitions and not new.pulled
-        await self._session.withdraw(number, keep=keep)
+        await self.session.withdraw(number, keep=keep)
         if new is not None and not keep:
-            await wait_for_others(self._store, [new.resource], self._config.version)
+            await wait_for_others(self.store, [new.resource], self.config.version)
         del self._withdrawing[name], self._delivered_by[name]
         self.withdrawn.set()
 
     async def _declare(self) -> None:
         """Declare all subscriptions not being withdrawn; admit those that are new or withdrawn and still wanted."""
-        config, parts = self._config, self._config.subscription_set.parts
+        config, parts = self.config, self.config.subscription_set.parts
         declared = [each.resource for name, each in parts.items() if name not in self._withdrawing]
-        found = await self._store.declare(declared, may_lay_out=config.undeclared, config_version=config.version)
+        found = await self.store.declare(declared, may_lay_out=config.undeclared, config_version=config.version)
         for number, subscription in found.items():
-            if number in self._session.streams:
-                self._session.set_paused(number, subscription.paused)  # the status reports the new configuration now
+            if number in self.session.streams:
+                self.session.set_paused(number, subscription.paused)  # the status reports the new configuration now
             else:
                 present = self._delivered_by[subscription.name] = parts[subscription.name]
-                self._session.admit(subscription, self._new_stream(present, subscription))
+                self.session.admit(subscription, self.new_stream(present, subscription))
 
     def stop(self) -> None:
         """Stop admitting subscriptions. The session completes the pending releases when it ends."""
@@ -201,11 +202,11 @@ class ConfigChange:
 
     async def retire_removed(self) -> None:
         """Retire deleted subscriptions once no relay with an older configuration delivers them."""
-        named = {full_name(each) for each in self._config.current.subscriptions} | self._withdrawing.keys()
-        version = self._config.version
+        named = {full_name(each) for each in self.config.current.subscriptions} | self._withdrawing.keys()
+        version = self.config.version
         try:
             while True:
-                retirement = await self._store.retire_removed(named, version)
+                retirement = await self.store.retire_removed(named, version)
                 for name in retirement.retired:
                     log.info("Subscription deleted; its progress is kept for 24 h", extra={"subscription": name})
                 if not retirement.awaited:

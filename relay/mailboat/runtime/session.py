@@ -323,9 +323,8 @@ class RelaySession(DeliverySession):
         self._releasing |= releasing.keys()
         for owned in releasing.values():
             owned.worker.stop()
-        _, unfinished = await asyncio.wait(
-            {owned.task for owned in releasing.values()}, timeout=self._timings.drain_within
-        )
+        tasks = [owned.task for owned in releasing.values()]
+        _, unfinished = await asyncio.wait(tasks, timeout=self._timings.drain_within)
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
