@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mailboat.errors import ConfigError
@@ -35,14 +35,13 @@ class Configuration:
     """Config version, increased with every change; None if changes are not counted."""
 
 
+@dataclass(eq=False)
 class ConfigSource:
-    """The current configuration, and the error of the last refused one."""
-
-    def __init__(self, take: Callable[[Configuration], None]) -> None:
-        self.current: Configuration | None = None
-        self.error: str | None = None
-        self._take = take
-        self._offering = asyncio.Lock()
+    take: Callable[[Configuration], None]
+    current: Configuration | None = None
+    error: str | None = None
+    """Why the last offered configuration was refused."""
+    _offering: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def report(self) -> ConfigReport:
@@ -86,7 +85,7 @@ class ConfigSource:
             if offered != self.current:
                 self.current = offered
                 log.info("Configuration accepted", extra={"source": source, "version": offered.version})
-                self._take(offered)
+                self.take(offered)
             return offered.version
 
 

@@ -38,6 +38,7 @@ _CLOCKS_DIFFER_BY = timedelta(hours=1)
 """Clock difference from which the status reports it."""
 
 
+@dataclass(eq=False)
 class SchemaGate:
     """The schema of one relay's outbox: migrated, or only verified if the relay does not manage it.
 
@@ -45,24 +46,23 @@ class SchemaGate:
     It reports the reason of the wait, and a stop request ends the wait (`shutdown.unless_stopped`).
     """
 
-    def __init__(self, relay: str, report_wait: Callable[[str], None]) -> None:
-        self.ready = False
-        self.missing_roles = ""
-        """SQL that creates group roles which the relay's user may not create; empty if none is missing."""
-        self._about = {"relay": relay}
-        self._report_wait = report_wait
-        self.migrating = False
-        """Whether migrations are being applied. If cancelled, the next relay would have to start them again."""
+    relay: str
+    report_wait: Callable[[str], None]
+    ready: bool = False
+    missing_roles: str = ""
+    """SQL that creates group roles which the relay's user may not create; empty if none is missing."""
+    migrating: bool = False
+    """Whether migrations are being applied. If cancelled, the next relay would have to start them again."""
 
     async def prepare(self, url: UrlProvider, spec: OutboxRelaySpec, deadline: float) -> None:
         """Migrate or verify the schema. Raise ``SchemaMismatch`` if a person has to act."""
         link = await PostgresConnection.open(url, "schema", deadline=deadline, pooler=spec.database.pooler)
-        table, waits, begins = spec.outbox.table, self._report_wait, self._begins
+        table, waits, begins = spec.outbox.table, self.report_wait, self._begins
         try:
             if spec.outbox.manage_schema:
                 report = await migrate(link.connection, table, deadline=deadline, waits=waits, begins=begins)
                 if report.applied:
-                    log.info("Schema migrated.", extra={**self._about, "applied": list(report.applied)})
+                    log.info("Schema migrated.", extra={"relay": self.relay, "applied": list(report.applied)})
                 self._note_roles(report)
             else:
                 async with explained(link.connection, deadline):
@@ -81,13 +81,13 @@ class SchemaGate:
             log.warning(
                 "Roles are missing that this user may not create; an administrator should run: %s",
                 " ".join(remedy.split()),
-                extra={**self._about, "roles": list(report.missing_roles)},
+                extra={"relay": self.relay, "roles": list(report.missing_roles)},
             )
         self.missing_roles = remedy
 
     def _begins(self, step: str) -> None:
         self.migrating = True
-        self._report_wait(f"migration {step} is being applied")
+        self.report_wait(f"migration {step} is being applied")
 
 
 @dataclass

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from datetime import timedelta
 from random import Random
 
 from mailboat.delivery.backoff import Backoff, Outage
@@ -146,7 +145,7 @@ class Relay:
         background = {asyncio.ensure_future(each) for each in (maintenance.run(), examination)}
         orderly = False
         try:
-            await self._serve(store, settings, stop)
+            await self._serve(store, settings, maintenance, stop)
             orderly = True
         except StopRequested:
             orderly = True
@@ -160,10 +159,9 @@ class Relay:
                 log.debug("Connection was not closed in an orderly way: %s", error)
             await asyncio.wait(background, timeout=_LONG_ENOUGH)
 
-    def _oldest_snapshot(self) -> timedelta:
-        return self._maintenance.snapshot.age if self._maintenance else timedelta()
-
-    async def _serve(self, store: PostgresStore, settings: DatabaseSettings, stop: asyncio.Event) -> None:
+    async def _serve(
+        self, store: PostgresStore, settings: DatabaseSettings, maintenance: Maintenance, stop: asyncio.Event
+    ) -> None:
         config = self._config
         subscriptions = await unless_stopped(stop, self._declare(store))
         parts = config.subscription_set.parts
@@ -179,7 +177,7 @@ class Relay:
             self._totals,
             time.monotonic,
             self._on_checkpoint,
-            self._oldest_snapshot,
+            lambda: maintenance.snapshot.age,
         )
         self._connected = connected = Connected(config, settings, store, session, self._stream)
         self._was_connected = True
