@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import click
 
 from mailboat.cli.options import ManifestSource, Outbox, find_subscription, for_each_outbox, with_manifests
@@ -46,13 +48,7 @@ async def _print_sql(outbox: Outbox, migrations: MigrationScript) -> None:
 async def _migrate(outbox: Outbox, dry_run: bool) -> None:
     if not outbox.relay.spec.outbox.manage_schema:
         return await _verify(outbox)
-    printed: set[str] = set()
-
-    def print_once(reason: str) -> None:
-        if reason not in printed:
-            printed.add(reason)
-            _print(outbox, reason)
-
+    print_once = cache(lambda reason: _print(outbox, reason))
     async with outbox.link("migrate") as link:
         if dry_run:
             steps = await pending_migrations(link)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mailboat.cli.options import Command, Outbox, declared, is_called, unknown_subscription, with_manifests
+from mailboat.cli.options import Command, Outbox, declared, is_called, parser, unknown_subscription, with_manifests
 from mailboat.cli.output import columns
 from mailboat.errors import ConfigError
 from mailboat.store.admin.selection import Match
@@ -24,6 +24,7 @@ Found = TypeVar("Found")
 _DEFAULT_LIMIT = 100
 _ANY = Match(outbox="")
 _FILTER_OPTIONS = ("subscription", "key", "type", "since", "until", "error")
+_LIKE = parser(lambda text: Pattern(text).like())
 _SINCE = "Not before this time, or so long ago: 2026-01-31T12:00:00Z, 2h."
 
 
@@ -133,14 +134,6 @@ def _point_in_time(text: str) -> datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
-def _like_pattern(text: str) -> str:
-    """Convert a shell-style pattern of event types to an SQL LIKE pattern."""
-    try:
-        return Pattern(text).like()
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 def with_selection(command: Command) -> Command:
     """Add -f, --secrets-dir and the filters to a command, which receives them as ``source`` and ``selection``."""
 
@@ -148,7 +141,7 @@ def with_selection(command: Command) -> Command:
     @click.option("--subscription", metavar="NAME", help="Of this subscription (namespace/name, or the name alone).")
     @click.option("--id", "id_", metavar="ID", help="The number in the list, or the event's id.")
     @click.option("--key", help="Of this key.")
-    @click.option("--type", type=_like_pattern, metavar="PATTERN", help="Of event types like this: order.*")
+    @click.option("--type", type=_LIKE, metavar="PATTERN", help="Of event types like this: order.*")
     @click.option("--since", type=_point_in_time, metavar="TIME", help=_SINCE)
     @click.option("--until", type=_point_in_time, metavar="TIME", help="Before this time, or so long ago.")
     @click.option("--error", "--reason", "error", metavar="TEXT", help="With this in the reason or the error.")

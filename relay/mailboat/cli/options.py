@@ -215,11 +215,17 @@ def unknown_subscription(name: str, known: Sequence[str]) -> ConfigError:
 
 def duration_option(name: str, *, default: str, help: str) -> Callable[[Command], Command]:
     """Return an option for a duration such as 720h. The command receives seconds."""
-    return click.option(name, type=_seconds, metavar="DURATION", default=default, show_default=True, help=help)
+    seconds = parser(lambda text: Duration.parse(text).seconds)
+    return click.option(name, type=seconds, metavar="DURATION", default=default, show_default=True, help=help)
 
 
-def _seconds(text: str) -> float:
-    try:
-        return Duration.parse(text).seconds
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a type for options that reports the text of a ``ValueError``. Click reports the value only."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return parsed

@@ -57,11 +57,8 @@ def _field(value: object) -> str:
 
 def json_row(row: Any) -> str:
     """Return a named tuple as one line of JSON, for programs."""
-
-    def plain(value: object) -> str:
-        return moment(value) if isinstance(value, datetime) else str(value)
-
-    return json.dumps(row._asdict(), default=plain, ensure_ascii=False)
+    fields = {name: moment(value) if isinstance(value, datetime) else value for name, value in row._asdict().items()}
+    return json.dumps(fields, default=str, ensure_ascii=False)
 
 
 def age(seconds: float | None) -> str:
