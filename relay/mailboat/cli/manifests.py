@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from mailboat.errors import ConfigError
 from mailboat.runtime.manifest_files import warnings
 from mailboat.store.debug_sql import psql_script
 from mailboat.terminal_escapes import safe
-from mailboat_spec import EventSubscription, Filter, Pattern, full_name
+from mailboat_spec import EventSubscription, Filter, full_name
 
 _SINKS: Final = {
     "log": "log: {}",
@@ -141,10 +141,10 @@ def mismatches(
 
 
 def _mismatch(filter_: Filter, type: str, aggregate_type: str | None, has: set[str]) -> str:
-    if filter_.event_types and not _any(filter_.event_types, type):
-        return f"eventTypes: {_listed(filter_.event_types)}"
-    if filter_.aggregate_types and (aggregate_type is None or not _any(filter_.aggregate_types, aggregate_type)):
-        return f"aggregateTypes: {_listed(filter_.aggregate_types)}"
+    fields = (("eventTypes", filter_.event_types, type), ("aggregateTypes", filter_.aggregate_types, aggregate_type))
+    for field, patterns, value in fields:
+        if patterns and (value is None or not any(pattern.matches(value) for pattern in patterns)):
+            return f"{field}: {', '.join(map(str, patterns))}"
     if missing := sorted({*filter_.tags.all_of} - has):
         return f"tags.allOf: {', '.join(missing)} missing"
     if filter_.tags.any_of and not has & {*filter_.tags.any_of}:
@@ -152,14 +152,6 @@ def _mismatch(filter_: Filter, type: str, aggregate_type: str | None, has: set[s
     if excluded := sorted(has & {*filter_.tags.none_of}):
         return f"tags.noneOf: has {', '.join(excluded)}"
     return ""
-
-
-def _any(patterns: Sequence[Pattern], value: str) -> bool:
-    return any(pattern.matches(value) for pattern in patterns)
-
-
-def _listed(patterns: Sequence[Pattern]) -> str:
-    return ", ".join(map(str, patterns))
 
 
 @click.command(short_help="Print the JSON Schema of manifests, for editors.")
