@@ -134,15 +134,17 @@ def subscription_status(
 ) -> SubscriptionStatus:
     """Return the status, limited to the partitions that this relay owns or reports. ``now``: by the session's clock."""
     name = full_name(resource)
-    meters, ended_with = totals.meters[name], totals.last_error.get(name)
+    meters = totals.meters[name]
     number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None
-    past, past_age = _last_error((), ended_with, now)
+    held = [each for key, each in session.owned.items() if key.subscription == number] if session else []
+    workers = sorted((each.worker for each in held), key=lambda worker: worker.lease.key.partition)
+    past, past_age = _last_error(workers, totals.last_error.get(name), now)
     unconnected = SubscriptionStatus(
         name=name,
         sink=resource.spec.sink.kind,
         partitions=resource.spec.partitions,
-        published=totals.delivered[name],
-        refused=totals.refused[name],
+        published=totals.delivered[name] + sum(w.counters.delivered for w in workers),
+        refused=totals.refused[name] + sum(w.counters.refused for w in workers),
         rate=meters.rate.at(now),
         sink_reachable=None,
         last_error=past,
@@ -152,8 +154,6 @@ def subscription_status(
     if session is None or number is None:
         return unconnected
     subscription, stream = session.subscriptions[number], session.streams[number]
-    keys = sorted((key for key in session.owned if key.subscription == number), key=lambda key: key.partition)
-    workers = [session.owned[key].worker for key in keys]
     backlog, probe_error = session.lag.backlogs.get(number), session.lag.errors.get(number)
     owned = _owned(session, number, workers)
     orphans = _counted(sorted(session.orphans.get(number, ())), backlog) if backlog else []
@@ -161,7 +161,6 @@ def subscription_status(
     unavailable = next((w.counters.unavailable for w in workers if w.counters.unavailable), None) or stream.problem
     full = next((w.parked.problem for w in workers if w.parked.problem), None)
     current = unavailable or stream.dead_topic.problem or full
-    past, past_age = _last_error(workers, ended_with, now)
     lag_error = f"lag is as it was last known: {probe_error}" if probe_error else None
     return replace(
         unconnected,
@@ -172,8 +171,6 @@ def subscription_status(
         oldest_age=max((p.oldest_age for p in counted if p.oldest_age is not None), default=None),
         parked=sum(p.parked for p in counted),
         dead=backlog.dead if backlog else 0,
-        published=unconnected.published + sum(w.counters.delivered for w in workers),
-        refused=unconnected.refused + sum(w.counters.refused for w in workers),
         sink_reachable=False if unavailable else True if stream.ready else None,
         last_error=current or past or lag_error,
         last_error_age=0.0 if current or (lag_error and not past) else past_age,
