@@ -56,17 +56,16 @@ async def emit(
     available = source.outboxes()
     chosen = [each for each in available if relay is None or is_called(full_name(each.relay), relay)]
     if len(chosen) != 1:
-        relays = ", ".join(full_name(each.relay) for each in available)
-        if not chosen:
-            raise ConfigError(f"there is no OutboxRelay {relay}; the manifests have: {relays}.")
-        raise ConfigError(f"say which outbox with --relay; the manifests have: {relays}.")
+        problem = "say which outbox with --relay" if chosen else f"there is no OutboxRelay {relay}"
+        raise ConfigError(f"{problem}; the manifests have: {', '.join(full_name(each.relay) for each in available)}.")
+    (outbox,) = chosen
     for header in headers:
         if "=" not in header:
             raise click.BadParameter(f"{header!r} is not NAME=VALUE", param_hint="--header")
     given["headers"] = dict(header.split("=", 1) for header in headers)
     try:
-        async with chosen[0].link("emit") as link, link.transaction():
-            event_id = await mailboat.emit(link.connection, type, payload, outbox=chosen[0].table, **given)
+        async with outbox.link("emit") as link, link.transaction():
+            event_id = await mailboat.emit(link.connection, type, payload, outbox=outbox.table, **given)
     except EmitRefused as refusal:
         raise EmitRefused(by_flags(str(refusal))) from refusal
     except SchemaMismatch as error:
@@ -75,7 +74,7 @@ async def emit(
             raise SchemaMismatch(f"{str(error).partition('. ')[0]}: {notes[0]}") from error  # not the relay's grant
         raise
     click.echo(str(event_id))
-    reasons = mismatches(chosen[0].subscriptions, type, given["aggregate_type"], given["tags"])
+    reasons = mismatches(outbox.subscriptions, type, given["aggregate_type"], given["tags"])
     if all(reasons.values()):
         summary = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "the manifests have none"
         click.echo(safe(f"note: no subscription matches the event, so it is not delivered ({summary})"), err=True)
