@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mailboat.errors import ConfigError
 from mailboat.runtime.file_watch import watch
-from mailboat.runtime.manifest_files import Documents, checked, documents_in, documents_of, is_missing
+from mailboat.runtime.manifest_files import is_missing, load, load_body
 from mailboat_spec import EventSubscription, Manifests, OutboxRelay, full_name
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION
 from mailboat_spec.relay_status import ConfigReport
@@ -50,7 +50,7 @@ class ConfigSource:
     async def push(self, body: bytes) -> int | None:
         """Apply a configuration from a request. Raise ``OlderConfig`` or ``ConfigError`` with the reason."""
         source = "the request's body"
-        return await self._offer(lambda: documents_of(body, source), source)
+        return await self._offer(lambda: load_body(body, source), source)
 
     async def follow(self, paths: Sequence[Path]) -> None:
         """Follow files until cancelled. Files may be missing at first. Each error is logged once per change."""
@@ -61,7 +61,7 @@ class ConfigSource:
                 log.info("Waiting for configuration files", extra={"files": source})
                 return
             try:
-                await self._offer(lambda: documents_in(paths), source)
+                await self._offer(lambda: load(paths), source)
             except OlderConfig as error:
                 log.info("Configuration ignored: %s", error)
             except ConfigError as error:
@@ -69,11 +69,11 @@ class ConfigSource:
 
         await watch(paths, changed)
 
-    async def _offer(self, read: Callable[[], Documents], source: str) -> int | None:
+    async def _offer(self, read: Callable[[], Manifests], source: str) -> int | None:
         async with self._offering:
             try:
                 # In a thread: a thousand lines of YAML take long to parse, and delivery must continue.
-                offered = await asyncio.to_thread(lambda: configuration(checked(read(), source)))
+                offered = await asyncio.to_thread(lambda: configuration(read()))
                 if self.current is not None:
                     compare(offered, self.current)
             except OlderConfig:

@@ -51,21 +51,17 @@ Documents = list[tuple[str, object]]
 
 def load(paths: Sequence[Path], *, needs_relay: bool = True) -> Manifests:
     """Load the resources of all files and folders. Raise ``ConfigError`` with all problems."""
-    return checked(documents_in(paths), ", ".join(str(path) for path in paths), needs_relay=needs_relay)
-
-
-def documents_in(paths: Sequence[Path]) -> Documents:
     documents: Documents = []
     for file in (file for path in paths for file in _files(path)):
         text, source = _text(file), "standard input" if file == STANDARD_INPUT else str(file)
         parsed = [_json(source, text)] if file.suffix.lower() == ".json" else _yaml(source, text)
         documents += _labelled(parsed, source)
-    return documents
+    return _checked(documents, ", ".join(map(str, paths)), needs_relay)
 
 
-def documents_of(body: bytes, source: str) -> Documents:
-    """Parse the documents of a request body: YAML or JSON, compressed or not."""
-    return _labelled(_yaml(source, _decoded(source, body)), source)
+def load_body(body: bytes, source: str) -> Manifests:
+    """Load the resources of a request body: YAML or JSON, compressed or not."""
+    return _checked(_labelled(_yaml(source, _decoded(source, body)), source), source)
 
 
 def _labelled(documents: list[object], source: str) -> Documents:
@@ -74,8 +70,7 @@ def _labelled(documents: list[object], source: str) -> Documents:
     return [(f"{source}, document {number}", document) for number, document in enumerate(documents, start=1)]
 
 
-def checked(documents: Documents, source: str, *, needs_relay: bool = True) -> Manifests:
-    """Validate documents. Raise ``ConfigError`` with all problems, or if a needed OutboxRelay is missing."""
+def _checked(documents: Documents, source: str, needs_relay: bool = True) -> Manifests:
     try:
         manifests = read_documents(documents)
     except SpecError as error:

@@ -205,16 +205,16 @@ def _last_error(
     workers: Sequence[PartitionWorker], ended: tuple[str, float] | None, now: float
 ) -> tuple[str | None, float | None]:
     """Return the newest error that no success has followed, with its age; (None, None) without one."""
-    errors = [
+    found = [
         (worker.counters.error_at, error)
         for worker in workers
         if (error := worker.counters.current_error(worker.parked.count)) is not None
     ]
     if ended is not None and all(worker.counters.delivered_at <= ended[1] for worker in workers):
-        errors.append((ended[1], ended[0]))
-    if not errors:
+        found.append((ended[1], ended[0]))
+    if not found:
         return None, None
-    at, newest = max(errors)
+    at, newest = max(found)
     return newest, now - at
 
 
