@@ -27,6 +27,4 @@ Inside a session (`session.RelaySession`), each subscription and each partition 
 - Partition: *claimed* (`_follow`, when it has no owner) → *owned* with a worker → *releasing* (`_release`: finish,
   settle) → *released*. If another relay took it over, `lease_lost` cancels the worker without settling.
 - When the session stops, it claims nothing more, and all partitions leave. Heartbeats continue until the last one left.
-
-If the database is lost, the session ends at once and all its state in memory is discarded.
 """

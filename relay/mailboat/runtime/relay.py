@@ -1,8 +1,4 @@
-"""A relay: the loop around its sessions, and its status. The package docstring has the states.
-
-One connection carries one session. A new configuration or a changed secret is applied while the session runs
-(`Connected.apply`). If the connection settings changed, the session ends in an orderly way and the relay reconnects.
-"""
+"""A relay: the loop around its sessions, and its status. The package docstring has the states."""
 
 from __future__ import annotations
 
@@ -54,7 +50,6 @@ class Relay:
         limits: ReadLimits | None = None,
         on_checkpoint: CheckpointHook = ignore_checkpoint,
     ) -> None:
-        """``follows``: the configuration may change at run time, so an invalid one does not end the relay."""
         self.name = full_name(config.relay)
         self._config = RelayConfig(config, secrets, follows=follows)
         self._identity = identity
