@@ -35,14 +35,13 @@ async def migrate(source: ManifestSource, dry_run: bool, sql: bool) -> None:
     """
     migrations = MigrationScript()
     for outbox in source.outboxes():
-        await (_print_sql(outbox, migrations) if sql else _migrate(outbox, dry_run))
-
-
-async def _print_sql(outbox: Outbox, migrations: MigrationScript) -> None:
-    async with outbox.link("migrate") as link:
-        script = await migrations.script(link, outbox.table)
-    about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
-    click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
+        if not sql:
+            await _migrate(outbox, dry_run)
+            continue
+        async with outbox.link("migrate") as link:
+            script = await migrations.script(link, outbox.table)
+        about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
+        click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
 
 
 async def _migrate(outbox: Outbox, dry_run: bool) -> None:
