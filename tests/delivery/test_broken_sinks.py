@@ -14,7 +14,7 @@ from mailboat.delivery.publish import SLACK
 from mailboat.delivery.stream import STILL_EVERY
 from mailboat.errors import EventRefused
 from mailboat.model import Message
-from mailboat.runtime.subscription_status import subscription_status
+from mailboat.runtime.relay_status import subscription_status
 from mailboat.sinks.protocol import Failures
 from mailboat.testing.memory_sink import MemorySink
 from support.simulation import (

@@ -10,7 +10,7 @@ import pytest
 from mailboat.delivery.counters import Totals
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message
-from mailboat.runtime.subscription_status import subscription_status
+from mailboat.runtime.relay_status import subscription_status
 from mailboat.sinks.protocol import Failures
 from mailboat.testing.memory_sink import MemorySink
 from support.simulation import DEAD_TOPIC, Fleet, always, refusing, sequence_number, settings, subscription

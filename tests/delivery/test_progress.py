@@ -13,7 +13,7 @@ import pytest
 
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.model import Message, OutboxEvent
-from mailboat.runtime.subscription_status import stalled
+from mailboat.runtime.relay_status import stalled
 from mailboat.sinks.protocol import Failures
 from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, Settlement, TickResult, Window
 from mailboat.store.settings import ReadLimits

@@ -22,7 +22,9 @@ OUTBOX = "mailboat.outbox"
 
 @asynccontextmanager
 async def at_work(database: Database, clock: RetentionClock | None = None) -> AsyncIterator[Maintenance]:
-    maintenance = Maintenance(lambda: database.url, TableLayout(OUTBOX), Retention(), Pooler.AUTO, clock)
+    maintenance = Maintenance(
+        lambda: database.url, TableLayout(OUTBOX), Retention(), Pooler.AUTO, clock or RetentionClock()
+    )
     rounds = asyncio.create_task(maintenance.run())
     try:
         yield maintenance

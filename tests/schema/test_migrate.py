@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
-from mailboat.runtime.schema_gate import SchemaGate
+from mailboat.runtime.maintenance import SchemaGate
 from mailboat.store.schema.migrate import Migration, MigrationReport, known_migrations, migrate, pending
 from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
 from mailboat_devservers.postgres_binaries import NEWEST

@@ -5,15 +5,11 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from mailboat.cli.options import ManifestSource, with_logging, with_manifests
 from mailboat.errors import ConfigError
-
-if TYPE_CHECKING:
-    from mailboat.consumer import Consumer
 
 
 @click.command(short_help="Run the handlers of a consumer.")
@@ -32,14 +28,7 @@ def consume(source: ManifestSource, target: str, listen: str | None, concurrency
     MODULE:CONSUMER names a mailboat.Consumer, as in shop.billing:consumer; the module is looked for in the current
     folder first. At the first signal, running handlers finish and their transactions commit.
     """
-    consumer = find_consumer(target)
-    consumer.configure(manifests=source.files, secrets_dir=source.secrets_dir, listen=listen, concurrency=concurrency)
-    consumer.run()
-
-
-def find_consumer(target: str) -> Consumer:
-    """Import the consumer named by ``module:consumer``. Raises ``ConfigError`` if there is none."""
-    from mailboat.consumer import Consumer
+    from mailboat.consumer import Consumer  # large, and the list of commands imports this module
 
     module, colon, name = target.partition(":")
     if not (module and colon and name):
@@ -53,4 +42,5 @@ def find_consumer(target: str) -> Consumer:
         raise ConfigError(f"{target}: there is no module {module} here: start it in the folder that has it.") from error
     if not isinstance(found, Consumer):
         raise ConfigError(f"{target}: {module} has no mailboat.Consumer called {name}.")
-    return found
+    found.configure(manifests=source.files, secrets_dir=source.secrets_dir, listen=listen, concurrency=concurrency)
+    found.run()

@@ -40,16 +40,13 @@ def dlq() -> None:
 
 
 def _consumer_topic(source: ManifestSource, selection: Selection) -> TopicDeadLetters | None:
-    """Return the topic of the selected subscription; None if its dead letters are in a database.
-
-    Without --subscription, the only consumer of the manifests is meant if there is no OutboxRelay.
-    """
+    """Return the topic of the selected subscription; None if its dead letters are in a database."""
     manifests = load(source.files, needs_relay=False)
     consumers = [each for each in manifests.subscriptions if each.spec.source is not None]
     name = selection.filter.subscription
     if name is not None:
         consumers = [each for each in consumers if is_called(full_name(each), name)]
-    elif manifests.relays:
+    elif manifests.relays:  # without one, the only consumer is meant
         return None
     if not consumers:
         return None
@@ -61,7 +58,6 @@ def _consumer_topic(source: ManifestSource, selection: Selection) -> TopicDeadLe
 
 
 @dlq.command("list")
-@with_manifests
 @with_selection
 @click.option("--replayed", is_flag=True, help="Show those that were replayed, too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object per line.")
@@ -96,7 +92,6 @@ async def show(source: ManifestSource, id: str, subscription: str | None, as_jso
 
 
 @dlq.command()
-@with_manifests
 @with_selection
 @click.option("--dry-run", is_flag=True, help="Say what would be replayed, and change nothing.")
 @click.option("--rate", type=click.FloatRange(min=0.01), metavar="N", help="At most N events per second.")
@@ -133,11 +128,10 @@ async def replay(source: ManifestSource, selection: Selection, dry_run: bool, ra
                     click.echo(f"{each.dead_id} {_named(each)}: would be replayed")
                 replayed += len(plan.replay)
                 continue
+            send = partial(dead_letters.replay, link, outbox.table, again=again, unordered=outbox.unordered)
             for batch, pause in paced(plan.replay, rate):
                 await asyncio.sleep(pause)
-                replayed += await dead_letters.replay(
-                    link, outbox.table, batch, again=again, unordered=outbox.unordered
-                )
+                replayed += await send(batch)
     if selection.by_id and not matched:
         raise no_such_dead_letter(selection.id)
     click.echo(f"{counted(replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}")
@@ -172,13 +166,12 @@ def _named(each: Candidate) -> str:
 
 def paced(chosen: Sequence[Candidate], rate: float | None) -> list[tuple[Sequence[Candidate], float]]:
     """Return batches, each with the delay in seconds before it."""
-    size = len(chosen) if rate is None else max(1, int(rate))
-    starts = range(0, len(chosen), size or 1)
+    size = max(1, len(chosen) if rate is None else int(rate))
+    starts = range(0, len(chosen), size)
     return [(chosen[start : start + size], size / rate if rate and start else 0.0) for start in starts]
 
 
 @dlq.command()
-@with_manifests
 @with_selection
 @duration_option("--older-than", default="720h", help="Replayed longer ago than this.")
 @click.option("--yes", is_flag=True, help="Yes, delete them.")
@@ -189,9 +182,8 @@ async def purge(source: ManifestSource, selection: Selection, older_than: float,
     """
     selection.require_filter()
     if (topic := _consumer_topic(source, selection)) is not None:
-        raise ConfigError(
-            f"the dead letters of {topic.access.name} are on topic {topic.access.topic}: its retention deletes them."
-        )
+        consumer, name = topic.access.name, topic.access.topic
+        raise ConfigError(f"the dead letters of {consumer} are on topic {name}: its retention deletes them.")
     if not yes:
         raise ConfigError("this deletes dead letters for good: say --yes.")
     chosen = source.outboxes()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import click
 
 import mailboat
-from mailboat.cli.manifests import mismatch
-from mailboat.cli.options import ManifestSource, Outbox, is_called, with_manifests
+from mailboat.cli.manifests import mismatches
+from mailboat.cli.options import ManifestSource, is_called, with_manifests
 from mailboat.errors import ConfigError, EmitRefused, SchemaMismatch
 from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
@@ -44,12 +43,7 @@ _WORDS: Final = (
 @click.option("--tag", "tags", multiple=True, help="Tag, for filters. May be given again.")
 @click.option("--content-type", help="Media type of the payload. [default: application/json]")
 async def emit(
-    source: ManifestSource,
-    type: str,
-    payload: str | None,
-    relay: str | None,
-    headers: tuple[str, ...],
-    **given: Any,
+    source: ManifestSource, type: str, payload: str | None, relay: str | None, headers: tuple[str, ...], **given: Any
 ) -> None:
     """Write one event of TYPE with PAYLOAD (JSON unless --content-type says otherwise; none: a tombstone).
 
@@ -62,17 +56,16 @@ async def emit(
     available = source.outboxes()
     chosen = [each for each in available if relay is None or is_called(full_name(each.relay), relay)]
     if len(chosen) != 1:
-        relays = ", ".join(full_name(each.relay) for each in available)
-        if not chosen:
-            raise ConfigError(f"there is no OutboxRelay {relay}; the manifests have: {relays}.")
-        raise ConfigError(f"say which outbox with --relay; the manifests have: {relays}.")
+        problem = "say which outbox with --relay" if chosen else f"there is no OutboxRelay {relay}"
+        raise ConfigError(f"{problem}; the manifests have: {', '.join(full_name(each.relay) for each in available)}.")
+    (outbox,) = chosen
     for header in headers:
         if "=" not in header:
             raise click.BadParameter(f"{header!r} is not NAME=VALUE", param_hint="--header")
     given["headers"] = dict(header.split("=", 1) for header in headers)
     try:
-        async with chosen[0].link("emit") as link, link.transaction():
-            event_id = await mailboat.emit(link.connection, type, payload, outbox=chosen[0].table, **given)
+        async with outbox.link("emit") as link, link.transaction():
+            event_id = await mailboat.emit(link.connection, type, payload, outbox=outbox.table, **given)
     except EmitRefused as refusal:
         raise EmitRefused(by_flags(str(refusal))) from refusal
     except SchemaMismatch as error:
@@ -81,17 +74,10 @@ async def emit(
             raise SchemaMismatch(f"{str(error).partition('. ')[0]}: {notes[0]}") from error  # not the relay's grant
         raise
     click.echo(str(event_id))
-    if note := unmatched_note(chosen[0], type, given["aggregate_type"], given["tags"]):
-        click.echo(safe(note), err=True)
-
-
-def unmatched_note(outbox: Outbox, type: str, aggregate_type: str | None, tags: Sequence[str]) -> str:
-    """Return a note if no subscription of the manifests matches the event; else an empty string."""
-    reasons = {full_name(each): mismatch(each.spec.filter, type, aggregate_type, tags) for each in outbox.subscriptions}
-    if not all(reasons.values()):
-        return ""
-    summary = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "the manifests have none"
-    return f"note: no subscription matches the event, so it is not delivered ({summary})"
+    reasons = mismatches(outbox.subscriptions, type, given["aggregate_type"], given["tags"])
+    if all(reasons.values()):
+        summary = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "the manifests have none"
+        click.echo(safe(f"note: no subscription matches the event, so it is not delivered ({summary})"), err=True)
 
 
 def by_flags(refusal: str) -> str:

@@ -6,29 +6,30 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from typing import Any, TypeVar
 
 import click
 
-from mailboat.cli.options import Command, Outbox, like_pattern, point_in_time, refuse_unknown
+from mailboat.cli.options import Command, Outbox, declared, is_called, parser, unknown_subscription, with_manifests
 from mailboat.cli.output import columns
 from mailboat.errors import ConfigError
 from mailboat.store.admin.selection import Match
 from mailboat.store.connection import PostgresConnection
+from mailboat_spec import Duration, Pattern, full_name
 
 Found = TypeVar("Found")
 
 _DEFAULT_LIMIT = 100
 _ANY = Match(outbox="")
 _FILTER_OPTIONS = ("subscription", "key", "type", "since", "until", "error")
+_LIKE = parser(lambda text: Pattern(text).like())
 _SINCE = "Not before this time, or so long ago: 2026-01-31T12:00:00Z, 2h."
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Filters from the command line."""
-
     filter: Match = _ANY
     """Filter without an outbox; ``match`` sets it."""
     limit: int | None = None
@@ -38,7 +39,6 @@ class Selection:
 
     @classmethod
     def of_id(cls, text: str, subscription: str | None = None) -> Selection:
-        """Select by the id in the list, or by the event's id."""
         number, event_id, place = _id(text)
         return cls(Match("", subscription, number=number, event_id=event_id), place=place)
 
@@ -51,7 +51,6 @@ class Selection:
         return self.filter.narrows or self.place is not None
 
     def match(self, outbox: str) -> Match:
-        """Return the filter for an outbox."""
         if self.place is not None:
             raise click.UsageError(f"{self.place} is on a consumer's dead-letter topic: say --subscription NAME")
         return replace(self.filter, outbox=outbox)
@@ -62,13 +61,16 @@ class Selection:
             raise click.UsageError("say which ones (--id, --key, --type, --error, ...), or --all")
 
     async def must_exist(self, chosen: Sequence[Outbox]) -> None:
-        """Raise ``ConfigError`` for an unknown subscription, which would otherwise silently match nothing."""
-        if self.filter.subscription is not None:
-            await refuse_unknown(chosen, self.filter.subscription)
+        """Raise ``ConfigError`` for a subscription that no database and no manifest has: it would match nothing."""
+        name, manifests = self.filter.subscription, (each for outbox in chosen for each in outbox.subscriptions)
+        if name is None or any(is_called(full_name(each), name) for each in manifests):
+            return
+        known = [each.name for _, each in await declared(chosen)]
+        if not any(is_called(each, name) for each in known):
+            raise unknown_subscription(name, known)
 
     @property
     def id(self) -> str:
-        """The value of --id, for messages."""
         return str(self.place or self.filter.event_id or self.filter.number)
 
     async def query(
@@ -77,7 +79,6 @@ class Selection:
         purpose: str,
         query: Callable[[PostgresConnection, Match], Awaitable[list[Found]]],
     ) -> list[Found]:
-        """Run a query on all outboxes and return the combined result."""
         await self.must_exist(chosen)
         found: list[Found] = []
         for outbox in chosen:
@@ -94,10 +95,7 @@ class Selection:
         empty: str,
         order: str,
     ) -> None:
-        """Print rows as a table of these columns, or one JSON object per line if ``to_json`` is given.
-
-        ``empty`` is printed if there is no row. ``order`` names the rows that the limit keeps, such as "newest".
-        """
+        """Print rows as a table, or as JSON with ``to_json``. ``order`` says which rows the limit keeps: the newest."""
         if to_json is not None:
             for each in found:
                 click.echo(to_json(each))
@@ -113,7 +111,6 @@ def no_such_dead_letter(id: str) -> ConfigError:
 
 
 def _id(text: str) -> tuple[int | None, str | None, str | None]:
-    """Return the number, the event's id, or the place on a topic."""
     if text.isascii() and text.isdigit() and len(text) < 19:
         return int(text), None, None
     if re.fullmatch(r"[0-9]{1,10}:[0-9]{1,19}", text):
@@ -124,15 +121,29 @@ def _id(text: str) -> tuple[int | None, str | None, str | None]:
         raise click.BadParameter(f"{text!r} is neither a number nor an event's id (a UUID)", param_hint="ID") from None
 
 
-def with_selection(command: Command) -> Command:
-    """Add the filter options to a command, which receives them as ``selection``."""
+def _point_in_time(text: str) -> datetime:
+    """Parse an RFC 3339 time (UTC without a zone), or a duration before now (2h, 30m)."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            return datetime.now(UTC) - timedelta(seconds=Duration.parse(text).seconds)
+        except ValueError as error:
+            message = f"write a time like 2026-01-31T12:00:00Z, or how long ago it was, like 2h ({error})"
+            raise click.BadParameter(message) from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
+
+def with_selection(command: Command) -> Command:
+    """Add -f, --secrets-dir and the filters to a command, which receives them as ``source`` and ``selection``."""
+
+    @with_manifests
     @click.option("--subscription", metavar="NAME", help="Of this subscription (namespace/name, or the name alone).")
     @click.option("--id", "id_", metavar="ID", help="The number in the list, or the event's id.")
     @click.option("--key", help="Of this key.")
-    @click.option("--type", type=like_pattern, metavar="PATTERN", help="Of event types like this: order.*")
-    @click.option("--since", type=point_in_time, metavar="TIME", help=_SINCE)
-    @click.option("--until", type=point_in_time, metavar="TIME", help="Before this time, or so long ago.")
+    @click.option("--type", type=_LIKE, metavar="PATTERN", help="Of event types like this: order.*")
+    @click.option("--since", type=_point_in_time, metavar="TIME", help=_SINCE)
+    @click.option("--until", type=_point_in_time, metavar="TIME", help="Before this time, or so long ago.")
     @click.option("--error", "--reason", "error", metavar="TEXT", help="With this in the reason or the error.")
     @click.option(
         "--limit", type=click.IntRange(min=1), help=f"At most so many. [default: {_DEFAULT_LIMIT}; filtered: all]"

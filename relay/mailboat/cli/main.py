@@ -17,13 +17,7 @@ from typing import Any, Final
 import click
 from click.shell_completion import get_completion_class
 
-from mailboat.errors import (
-    ConfigError,
-    DatabaseUnavailable,
-    EmitRefused,
-    MailboatError,
-    SchemaMismatch,
-)
+from mailboat.errors import ConfigError, DatabaseUnavailable, EmitRefused, MailboatError, SchemaMismatch
 from mailboat.terminal_escapes import safe
 from mailboat_spec.redaction import forget_details, redact
 
@@ -33,21 +27,19 @@ _EXIT_CODES: Final[tuple[tuple[type[MailboatError], int], ...]] = (
     (SchemaMismatch, 4),
     (DatabaseUnavailable, 5),
 )
-
-
 _COMMANDS: Final = {
     "init": "manifests",
     "check": "manifests",
     "run": "run",
     "consume": "consume",
     "status": "status",
-    "migrate": "schema",
-    "verify": "schema",
-    "maintain": "schema",
-    "rebase": "schema",
-    "pause": "subscriptions",
-    "resume": "subscriptions",
-    "forget": "subscriptions",
+    "migrate": "database",
+    "verify": "database",
+    "maintain": "database",
+    "rebase": "database",
+    "pause": "database",
+    "resume": "database",
+    "forget": "database",
     "dlq": "dlq",
     "parked": "parked",
     "emit": "emit",
@@ -63,7 +55,6 @@ _SUBCOMMANDS: Final = ("dlq list", "dlq show", "dlq replay", "dlq purge", "parke
 
 
 def exit_code(error: MailboatError) -> int:
-    """Return the exit code for an error."""
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
 
 
@@ -85,27 +76,26 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            suggestions = get_close_matches(name, _COMMANDS, 1) or [
+            meant = get_close_matches(name, _COMMANDS, 1) or [
                 each for each in _SUBCOMMANDS if each.endswith(f" {name}")
             ]
-            hint = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
+            hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except MailboatError as error:
-            forget_details(error)
-            message, code, details = str(error), exit_code(error), traceback.format_exc()
         except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
             raise
         except Exception as error:
             forget_details(error)
-            message = (
-                f"{type(error).__name__}: {error}. This is a bug in Mailboat; --debug before the command shows where."
-            )
-            code, details = 1, traceback.format_exc()
+            details = traceback.format_exc()
+            if isinstance(error, MailboatError):
+                code, message = exit_code(error), str(error)
+            else:
+                bug = "This is a bug in Mailboat; --debug before the command shows where."
+                code, message = 1, f"{type(error).__name__}: {error}. {bug}"
         if ctx.params.get("debug"):
             click.echo(safe(redact(details), lines=True), err=True)
         click.echo(f"mailboat: {safe(redact(message), lines=True)}", err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from mailboat.errors import ConfigError
 from mailboat.runtime.manifest_files import warnings
 from mailboat.store.debug_sql import psql_script
 from mailboat.terminal_escapes import safe
-from mailboat_spec import Filter, Pattern, full_name
+from mailboat_spec import EventSubscription, Filter, full_name
 
 _SINKS: Final = {
     "log": "log: {}",
@@ -125,8 +125,7 @@ def match(type: str, files: tuple[Path, ...], aggregate_type: str | None, tags: 
       mailboat match order.placed
       mailboat match order.placed --aggregate-type order --tag eu
     """
-    subscriptions = manifests_of(files).subscriptions
-    reasons = {full_name(each): mismatch(each.spec.filter, type, aggregate_type, tags) for each in subscriptions}
+    reasons = mismatches(manifests_of(files).subscriptions, type, aggregate_type, tags)
     rows = [(name, "no" if reason else "yes", reason or "") for name, reason in reasons.items()]
     for line in columns(("SUBSCRIPTION", "TAKES IT", "WHY NOT"), rows):
         click.echo(line)
@@ -134,13 +133,18 @@ def match(type: str, files: tuple[Path, ...], aggregate_type: str | None, tags: 
         sys.exit(1)
 
 
-def mismatch(filter_: Filter, type: str, aggregate_type: str | None, tags: Sequence[str]) -> str:
-    """Return why a filter does not match an event; empty if it does."""
-    has = {*tags}
-    if filter_.event_types and not _any(filter_.event_types, type):
-        return f"eventTypes: {_listed(filter_.event_types)}"
-    if filter_.aggregate_types and (aggregate_type is None or not _any(filter_.aggregate_types, aggregate_type)):
-        return f"aggregateTypes: {_listed(filter_.aggregate_types)}"
+def mismatches(
+    subscriptions: Iterable[EventSubscription], type: str, aggregate_type: str | None, tags: Iterable[str]
+) -> dict[str, str]:
+    """Return by subscription why it does not take an event; empty if it does."""
+    return {full_name(each): _mismatch(each.spec.filter, type, aggregate_type, {*tags}) for each in subscriptions}
+
+
+def _mismatch(filter_: Filter, type: str, aggregate_type: str | None, has: set[str]) -> str:
+    fields = (("eventTypes", filter_.event_types, type), ("aggregateTypes", filter_.aggregate_types, aggregate_type))
+    for field, patterns, value in fields:
+        if patterns and (value is None or not any(pattern.matches(value) for pattern in patterns)):
+            return f"{field}: {', '.join(map(str, patterns))}"
     if missing := sorted({*filter_.tags.all_of} - has):
         return f"tags.allOf: {', '.join(missing)} missing"
     if filter_.tags.any_of and not has & {*filter_.tags.any_of}:
@@ -148,14 +152,6 @@ def mismatch(filter_: Filter, type: str, aggregate_type: str | None, tags: Seque
     if excluded := sorted(has & {*filter_.tags.none_of}):
         return f"tags.noneOf: has {', '.join(excluded)}"
     return ""
-
-
-def _any(patterns: Sequence[Pattern], value: str) -> bool:
-    return any(pattern.matches(value) for pattern in patterns)
-
-
-def _listed(patterns: Sequence[Pattern]) -> str:
-    return ", ".join(map(str, patterns))
 
 
 @click.command(short_help="Print the JSON Schema of manifests, for editors.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from functools import wraps
 from inspect import iscoroutine
 from pathlib import Path
@@ -17,22 +17,15 @@ import click
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery
 from mailboat.runtime.manifest_files import load
-from mailboat.runtime.secrets import (
-    DIRECTORY_VARIABLE,
-    Secrets,
-    database_url,
-    existing_secrets_folder,
-    find_secrets,
-)
+from mailboat.runtime.secrets import DIRECTORY_VARIABLE, Secrets, database_url, existing_secrets_folder, find_secrets
 from mailboat.store.admin.overview import KnownSubscription, known_subscriptions
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.table import TableLayout, renamed
-from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, OutboxRelay, Pattern, full_name
+from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, OutboxRelay, full_name
 from mailboat_spec.structured_logs import LogFormat, configure
 
 Command = Callable[..., Any]
 
-_DEADLINE = 30.0
 _HINT = "\nCheck that the server runs and can be reached from here, and the host, port, user and password of the URL."
 
 PATH = click.Path(path_type=Path, readable=False)
@@ -143,28 +136,21 @@ class Outbox:
 
     @property
     def unordered(self) -> frozenset[str]:
-        """Subscriptions without ordering."""
         return frozenset(full_name(s) for s in self.subscriptions if s.spec.ordering is Ordering.NONE)
 
     @asynccontextmanager
     async def link(self, purpose: str) -> AsyncIterator[PostgresConnection]:
         """Open a database connection for one command. Errors name the relay and the source of its URL."""
-        url = database_url(self.relay, self.secrets)
+        url, database = database_url(self.relay, self.secrets), self.relay.spec.database
         try:
-            link = await PostgresConnection.open(
-                lambda: url, purpose, deadline=_DEADLINE, pooler=self.relay.spec.database.pooler
-            )
+            link = await PostgresConnection.open(lambda: url, purpose, pooler=database.pooler)
         except (ConfigError, DatabaseUnavailable) as error:
-            reference = self.relay.spec.database.url_secret_ref
+            reference = database.url_secret_ref
             where = "spec.database.url" if reference is None else f"Secret {reference.name}, key {reference.key}"
-            unavailable = isinstance(error, DatabaseUnavailable) and not isinstance(error, InRecovery)
-            raise type(error)(
-                f"OutboxRelay {full_name(self.relay)} ({where}): {error}{_HINT if unavailable else ''}"
-            ) from error
-        try:
+            hint = _HINT if isinstance(error, DatabaseUnavailable) and not isinstance(error, InRecovery) else ""
+            raise type(error)(f"OutboxRelay {full_name(self.relay)} ({where}): {error}{hint}") from error
+        async with link:
             yield link
-        finally:
-            await link.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +165,6 @@ class ManifestSource:
         return find_secrets(self.secrets_dir, os.environ)
 
     def outboxes(self, *, needs_relay: bool = True) -> list[Outbox]:
-        """Return all OutboxRelays of the manifests."""
         manifests = load(self.files, needs_relay=needs_relay)
         existing_secrets_folder(self.secrets_dir, os.environ)
         return outboxes_of(manifests, self.secrets)
@@ -193,41 +178,24 @@ def manifests_of(files: Sequence[Path]) -> Manifests:
 
 def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
     """Return every relay with the subscriptions that reference it."""
-    return [
-        Outbox(
-            relay,
-            tuple(
-                each
-                for each in manifests.subscriptions
-                if (each.metadata.namespace, each.spec.relay) == (relay.metadata.namespace, relay.metadata.name)
-            ),
-            secrets,
-        )
-        for relay in manifests.relays
-    ]
+    served: dict[str, list[EventSubscription]] = defaultdict(list)
+    for each in manifests.subscriptions:
+        served[f"{each.metadata.namespace}/{each.spec.relay}"].append(each)
+    return [Outbox(relay, tuple(served[full_name(relay)]), secrets) for relay in manifests.relays]
 
 
 async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbox, KnownSubscription]:
     """Return the subscription of that name, with or without namespace, from any outbox. Raises ``ConfigError``."""
-    known = await _declared(choices)
+    known = await declared(choices)
     found = [(outbox, each) for outbox, each in known if is_called(each.name, name)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"{name} is the name of several: {', '.join(each.name for _, each in found)}. Say which one.")
-    raise unknown_subscription(name, [each.name for _, each in known])
-
-
-async def refuse_unknown(choices: Sequence[Outbox], name: str) -> None:
-    """Raise ``ConfigError`` if no database and no manifest has a subscription of that name: probably a typo."""
-    if any(is_called(full_name(each), name) for outbox in choices for each in outbox.subscriptions):
-        return
-    known = await _declared(choices)
-    if not any(is_called(each.name, name) for _, each in known):
+    if not found:
         raise unknown_subscription(name, [each.name for _, each in known])
+    if len(found) > 1:
+        raise ConfigError(f"{name} is the name of several: {', '.join(each.name for _, each in found)}. Say which one.")
+    return found[0]
 
 
-async def _declared(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscription]]:
+async def declared(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscription]]:
     known: list[tuple[Outbox, KnownSubscription]] = []
     for outbox in choices:
         async with outbox.link("look up") as link:
@@ -241,39 +209,23 @@ def is_called(full: str, name: str) -> bool:
 
 
 def unknown_subscription(name: str, known: Sequence[str]) -> ConfigError:
-    """Return the error for a name that no subscription has, with the names that exist."""
     names = ", ".join(known) or "none; a relay makes them when it first runs"
     return ConfigError(f"the database knows no subscription {name}. It knows: {names}.")
 
 
-def point_in_time(text: str) -> datetime:
-    """Parse an RFC 3339 time (UTC without a zone), or a duration before now (2h, 30m)."""
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        try:
-            return datetime.now(UTC) - timedelta(seconds=Duration.parse(text).seconds)
-        except ValueError as error:
-            message = f"write a time like 2026-01-31T12:00:00Z, or how long ago it was, like 2h ({error})"
-            raise click.BadParameter(message) from None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-
-
 def duration_option(name: str, *, default: str, help: str) -> Callable[[Command], Command]:
     """Return an option for a duration such as 720h. The command receives seconds."""
-    return click.option(name, type=_seconds, metavar="DURATION", default=default, show_default=True, help=help)
+    seconds = parser(lambda text: Duration.parse(text).seconds)
+    return click.option(name, type=seconds, metavar="DURATION", default=default, show_default=True, help=help)
 
 
-def _seconds(text: str) -> float:
-    try:
-        return Duration.parse(text).seconds
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a type for options that reports the text of a ``ValueError``. Click reports the value only."""
 
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
 
-def like_pattern(text: str) -> str:
-    """Convert a shell-style pattern of event types to an SQL LIKE pattern."""
-    try:
-        return Pattern(text).like()
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    return parsed

@@ -22,7 +22,6 @@ def shortened(text: str, width: int) -> str:
 
 
 def key_cell(key: str | None) -> str:
-    """Format the key of an event for a column."""
     return "-" if key is None else shortened(key, 40)
 
 
@@ -30,9 +29,7 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]], gap: int = 3) 
     """Return aligned lines in the style of kubectl."""
     table = [list(header), *([safe(cell) for cell in row] for row in rows)]
     widths = [max(len(row[place]) for row in table) for place in range(len(header))]
-    return [
-        (" " * gap).join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-    ]
+    return [(" " * gap).join(map(str.ljust, row, widths)).rstrip() for row in table]
 
 
 def moment(time: datetime | None) -> str:
@@ -60,11 +57,8 @@ def _field(value: object) -> str:
 
 def json_row(row: Any) -> str:
     """Return a named tuple as one line of JSON, for programs."""
-
-    def plain(value: object) -> str:
-        return moment(value) if isinstance(value, datetime) else str(value)
-
-    return json.dumps(row._asdict(), default=plain, ensure_ascii=False)
+    fields = {name: moment(value) if isinstance(value, datetime) else value for name, value in row._asdict().items()}
+    return json.dumps(fields, default=str, ensure_ascii=False)
 
 
 def age(seconds: float | None) -> str:
@@ -85,7 +79,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def named(type: str, key: str | None) -> str:
-    """Format the type and the key of an event, for a line about it."""
     return f"{shortened(type, 60)}{f' key {shortened(key, 40)}' if key is not None else ''}"
 
 
@@ -122,10 +115,8 @@ def json_line(text: str) -> str:
 def reindented(text: str) -> str:
     """Return valid JSON with line breaks and indentation. Numbers and strings keep their exact spelling."""
     out: list[str] = []
-    depth = 0
-    tokens = _TOKENS.findall(text)
-    for place, token in enumerate(tokens):
-        before = tokens[place - 1] if place else ""
+    depth, before = 0, ""
+    for token in _TOKENS.findall(text):
         if token in "}]":
             depth -= 1
             if before not in ("{", "["):
@@ -135,4 +126,5 @@ def reindented(text: str) -> str:
         out.append(": " if token == ":" else token)
         if token in ("{", "["):
             depth += 1
+        before = token
     return "".join(out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
@@ -14,7 +14,6 @@ from mailboat.cli.output import counted, describe, json_row, key_cell, moment, s
 from mailboat.errors import ConfigError
 from mailboat.store.admin import parked_events
 from mailboat.store.admin.parked_events import ParkedEvent
-from mailboat.store.connection import PostgresConnection
 
 Result = TypeVar("Result")
 
@@ -37,7 +36,6 @@ def parked() -> None:
 
 
 @parked.command("list")
-@with_manifests
 @with_selection
 @click.option("--behind", is_flag=True, help="Show those that wait behind their key's head, too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object per line.")
@@ -75,7 +73,6 @@ def _no_such(id: str) -> ConfigError:
 
 
 @parked.command()
-@with_manifests
 @with_selection
 async def retry(source: ManifestSource, selection: Selection) -> None:
     """Retry parked events now instead of at their time.
@@ -90,7 +87,6 @@ async def retry(source: ManifestSource, selection: Selection) -> None:
 
 
 @parked.command()
-@with_manifests
 @with_selection
 @click.option("--yes", is_flag=True, help="Yes, give up on them.")
 async def drop(source: ManifestSource, selection: Selection, yes: bool) -> None:
@@ -98,20 +94,16 @@ async def drop(source: ManifestSource, selection: Selection, yes: bool) -> None:
 
     They are not sent to the dead-letter topic. `mailboat dlq replay` brings them back. Needs a filter, or --all.
     """
-
-    async def drop_events(
-        link: PostgresConnection, outbox: str, events: Sequence[ParkedEvent], *, unordered: Collection[str]
-    ) -> int:
-        if events and not yes:
-            raise ConfigError(f"this gives up on {counted(len(events), 'parked event')}: say --yes.")
-        return await parked_events.drop(link, outbox, events, unordered=unordered)
-
-    dropped = sum(await _apply("parked drop", source, selection, drop_events))
+    dropped = sum(await _apply("parked drop", source, selection, parked_events.drop, confirmed=yes))
     click.echo(f"{counted(dropped, 'event')} given up on, kept as dead letters")
 
 
 async def _apply(
-    purpose: str, source: ManifestSource, selection: Selection, change: Callable[..., Awaitable[Result]]
+    purpose: str,
+    source: ManifestSource,
+    selection: Selection,
+    change: Callable[..., Awaitable[Result]],
+    confirmed: bool = True,
 ) -> list[Result]:
     """Change the selected events of each outbox, heads and those behind them. Return one result per outbox."""
     selection.require_filter()
@@ -124,6 +116,8 @@ async def _apply(
             match = selection.match(outbox.table)
             events = await parked_events.list_parked(link, match, behind=True, limit=selection.limit)
             matched += len(events)
+            if events and not confirmed:
+                raise ConfigError(f"this gives up on {counted(len(events), 'parked event')}: say --yes.")
             results.append(await change(link, outbox.table, events, unordered=outbox.unordered))
     if selection.by_id and not matched:
         raise _no_such(selection.id)

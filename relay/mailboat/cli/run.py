@@ -88,13 +88,18 @@ def run(
     for warning in warnings(manifests) if manifests is not None else ():
         log.warning("Probably a mistake in a manifest: %s.", warning)
     try:
+        callers = CallerAuth()
+        if control_keys is not None and audience is not None:
+            from mailboat.http.jwt_auth import JwtVerifier  # large, needed only here
+
+            callers = CallerAuth(JwtVerifier(control_keys, audience))
         process = Process(
             source.files,
             (secrets_folder if follow else existing_secrets_folder)(source.secrets_dir, os.environ),
             source.secrets,
             relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
             parse_address(listen),
-            _callers(control_keys, audience),
+            callers,
             advertise,
         )
         configure_gc()
@@ -110,23 +115,14 @@ def run(
 def _exit() -> NoReturn:
     """Exit after a completed shutdown, without the exit handlers of C libraries.
 
-    Threads of vendors' clients may outlast ``close`` by a moment. If such a thread still uses TLS while OpenSSL's exit
-    handler frees its memory, a clean shutdown can end in a segmentation fault. A relay was seen to end in one, once;
-    this cause is likely, not proven.
+    If a thread of a vendor's client still uses TLS while OpenSSL's exit handler frees its memory, a clean shutdown can
+    end in a segmentation fault. A relay was seen to end in one, once; this cause is likely, not proven.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # the reader may have closed the pipe
             stream.flush()
     os._exit(0)
-
-
-def _callers(keys: Path | None, audience: str | None) -> CallerAuth:
-    if keys is None or audience is None:
-        return CallerAuth()
-    from mailboat.http.jwt_auth import JwtVerifier  # large, needed only with --control-keys
-
-    return CallerAuth(JwtVerifier(keys, audience))
 
 
 @dataclass(eq=False)
@@ -153,21 +149,14 @@ class Process:
     async def run(self, manifests: Manifests | None) -> None:
         """Run relays until a signal: for the manifests or, without them, for the configuration that is followed."""
         async with aclosing(self):
-            followed = None if manifests is not None else ConfigSource(self.configure)
-            if manifests is not None:
-                self.add_all(manifests)
-            async with self.serving(followed):
+            outboxes = outboxes_of(manifests, self.secrets) if manifests is not None else []
+            for outbox in outboxes:
+                # Relays of one process may share a database, in which relay ids are unique.
+                suffix = f"/{full_name(outbox.relay)}" if len(outboxes) > 1 else ""
+                self._add(Configuration(outbox.relay, outbox.subscriptions), self.relay_id + suffix, follows=False)
+            async with self.serving(ConfigSource(self.configure) if manifests is None else None):
                 await first_of(self.configured, self.stop)
                 await self._run_all()
-
-    def add_all(self, manifests: Manifests) -> None:
-        """Add a relay for every OutboxRelay. Their configurations never change."""
-        outboxes = outboxes_of(manifests, self.secrets)
-        for outbox in outboxes:
-            # Relays of one process may share a database, in which relay ids are unique.
-            suffix = f"/{full_name(outbox.relay)}" if len(outboxes) > 1 else ""
-            config = Configuration(outbox.relay, outbox.subscriptions)
-            self._add(config, self.relay_id + suffix, follows=False)
 
     def configure(self, config: Configuration) -> None:
         """Apply a followed configuration. The first one adds the relay."""
@@ -182,13 +171,8 @@ class Process:
         if not config.subscriptions:
             name = full_name(config.relay)
             log.warning("No EventSubscription refers to this relay: nothing is delivered.", extra={"relay": name})
-        relay = Relay(
-            config,
-            secrets=self.secrets,
-            identity=RelayIdentity(relay_id, str(uuid.uuid4()), self._server.address),
-            follows=follows,
-        )
-        self.relays.append(relay)
+        identity = RelayIdentity(relay_id, str(uuid.uuid4()), self._server.address)
+        self.relays.append(Relay(config, secrets=self.secrets, identity=identity, follows=follows))
         self.configured.set()
 
     @asynccontextmanager
@@ -234,27 +218,20 @@ class Process:
             self.stop.set()
 
     async def assign(self, name: str, generation: int, owners: dict[int, str]) -> bool:
-        """Pass an assignment to the relay with the subscription."""
         if not self.relays:
             raise DatabaseUnavailable("there is no configuration yet that says which database: try again")
         for relay in self.relays:
-            try:
+            with suppress(LookupError):
                 return await relay.assign(name, generation, owners)
-            except LookupError:
-                continue
         raise LookupError(name)
 
     async def _run_all(self) -> None:
         """Run until all relays have stopped. If one fails, stop the others gracefully and raise its error."""
-        ended = await asyncio.gather(*map(self._run_one, self.relays), return_exceptions=True)
-        for error in filter(None, ended):
+        relays = [asyncio.create_task(relay.run(self.stop)) for relay in self.relays]
+        for relay in relays:
+            relay.add_done_callback(lambda _: self.stop.set())
+        for error in filter(None, await asyncio.gather(*relays, return_exceptions=True)):
             raise error
-
-    async def _run_one(self, relay: Relay) -> None:
-        try:
-            await relay.run(self.stop)
-        finally:
-            self.stop.set()
 
     async def _secrets_changed(self) -> None:
         for relay in self.relays:

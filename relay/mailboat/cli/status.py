@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mailboat.cli import status_rows
 from mailboat.cli.options import (
     ManifestSource,
     Outbox,
@@ -27,16 +28,7 @@ from mailboat.cli.options import (
     with_manifests,
 )
 from mailboat.cli.output import age, counted
-from mailboat.cli.status_rows import (
-    StatusLine,
-    details_text,
-    enriched,
-    from_consumers,
-    from_database,
-    from_relays,
-    not_started,
-    overview_text,
-)
+from mailboat.cli.status_rows import StatusLine
 from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.http.client import StatusResponse, fetch_statuses
 from mailboat.runtime.manifest_files import load
@@ -50,14 +42,12 @@ _COLOURS = {"True": "green", "Paused": "yellow", "False": "red", "Failed": "red"
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Content of one output of ``mailboat status``."""
-
-    lines: tuple[StatusLine, ...]
-    remarks: tuple[str, ...]
+    lines: Sequence[StatusLine] = ()
+    remarks: Sequence[str] = ()
     """Messages about relays with errors or without a response."""
-    relays: tuple[dict[str, Any], ...]
-    unavailable: int = 0
-    """Number of unavailable databases."""
+    relays: Sequence[dict[str, Any]] = ()
+    unavailable: Sequence[str] = ()
+    """An error for each unavailable database."""
 
 
 @click.command(short_help="Show subscriptions at a glance, once or live.")
@@ -147,7 +137,7 @@ class StatusQuery:
         overview = await (_of_urls(self.urls) if self.urls else _of_databases(self.chosen))
         if self.name is None:
             return replace(overview, remarks=(*self.consumed.values(), *overview.remarks))
-        lines = tuple(line for line in overview.lines if is_called(line.name, self.name))
+        lines = [line for line in overview.lines if is_called(line.name, self.name)]
         remarks = [remark for full, remark in self.consumed.items() if is_called(full, self.name)]
         if not lines and not remarks and not overview.unavailable:
             raise unknown_subscription(self.name, [line.name for line in overview.lines])
@@ -158,13 +148,13 @@ class StatusQuery:
         try:
             return await self.overview()
         except DatabaseUnavailable as error:
-            return Overview((), tuple(map(safe, str(error).splitlines())), ())
+            return Overview(remarks=[safe(line) for line in str(error).splitlines()])
 
     def text(self, overview: Overview) -> list[str]:
         if self.name is not None:
-            return [text for line in overview.lines for text in details_text(line)] + list(overview.remarks)
+            return [text for line in overview.lines for text in status_rows.details_text(line)] + list(overview.remarks)
         width = max(80, shutil.get_terminal_size().columns)
-        return [*overview_text(overview.lines, width), *overview.remarks]
+        return [*status_rows.overview_text(overview.lines, width), *overview.remarks]
 
 
 async def _show(view: StatusQuery, as_json: bool) -> None:
@@ -172,7 +162,7 @@ async def _show(view: StatusQuery, as_json: bool) -> None:
     _print(view, overview, as_json)
     if overview.unavailable:
         databases = counted(len(view.chosen), "database")
-        raise DatabaseUnavailable(f"{overview.unavailable} of {databases} could not be asked.")
+        raise DatabaseUnavailable(f"{len(overview.unavailable)} of {databases} could not be asked.")
 
 
 async def _watch(view: StatusQuery, every: float, as_json: bool) -> None:
@@ -208,8 +198,8 @@ def _print(view: StatusQuery, overview: Overview, as_json: bool, indent: int | N
     if as_json:
         document = {
             "subscriptions": [line.as_json() for line in overview.lines],
-            "relays": list(overview.relays),
-            "remarks": list(overview.remarks),
+            "relays": overview.relays,
+            "remarks": overview.remarks,
         }
         click.echo(json.dumps(document, indent=indent, ensure_ascii=False))
     elif console.is_terminal:
@@ -223,9 +213,9 @@ async def _of_urls(urls: Sequence[str]) -> Overview:
     if all(response.error for response in responses):
         raise DatabaseUnavailable("\n".join(_no_status(response) for response in responses))
     relays = _relays(responses)
-    consumed = from_consumers(report for response in responses for report in response.consumers)
-    lines = {line.name: line for line in (*consumed, *from_relays(relays))}
-    return Overview(tuple(lines[name] for name in sorted(lines)), _remarks(responses), relays)
+    consumed = status_rows.from_consumers(report for response in responses for report in response.consumers)
+    lines = {line.name: line for line in (*consumed, *status_rows.from_relays(relays))}
+    return Overview([lines[name] for name in sorted(lines)], _remarks(responses), relays)
 
 
 async def _of_databases(chosen: Sequence[Outbox]) -> Overview:
@@ -238,51 +228,46 @@ async def _of_databases(chosen: Sequence[Outbox]) -> Overview:
             unavailable.append(str(error))
     if unavailable and not found:
         raise DatabaseUnavailable("\n".join(unavailable))
+    lines = [line for each in found for line in each.lines]
     remarks = [remark for each in found for remark in each.remarks]
     remarks += [safe(" ".join(each.split())) for each in unavailable]
-    return Overview(
-        tuple(line for each in found for line in each.lines),
-        tuple(dict.fromkeys(remarks)),
-        tuple(relay for each in found for relay in each.relays),
-        len(unavailable),
-    )
+    return Overview(lines, [*dict.fromkeys(remarks)], [relay for each in found for relay in each.relays], unavailable)
 
 
 async def _of_outbox(outbox: Outbox) -> Overview:
+    manifests = outbox.subscriptions
     async with outbox.link("status") as link:
         known = await known_subscriptions(link, outbox.table)
         addresses = await relay_addresses(link, outbox.table)
-        lines = [
-            from_database(each, await waiting(link, outbox.layout, each, outbox.subscriptions), outbox.subscriptions)
-            for each in known
-        ]
-        remarks = (await coverage(link, outbox.layout, outbox.subscriptions)).remarks()
+        backlogs = [await waiting(link, outbox.layout, each, manifests) for each in known]
+        remarks = (await coverage(link, outbox.layout, manifests)).remarks()
     responses = await fetch_statuses(addresses)
     documents = _relays(responses)
-    reported = {line.name: line for line in from_relays(documents)}
-    names = {each.name for each in known}
-    lines += [not_started(each) for each in outbox.subscriptions if full_name(each) not in names]
-    lines = [enriched(line, reported.get(line.name)) for line in sorted(lines, key=lambda line: line.name)]
-    return Overview(tuple(lines), (*_remarks(responses), *map(safe, remarks)), documents)
+    reported = {line.name: line for line in status_rows.from_relays(documents)}
+    lines = [status_rows.from_database(*each, manifests) for each in zip(known, backlogs, strict=True)]
+    names = {line.name for line in lines}
+    lines += [status_rows.not_started(each) for each in manifests if full_name(each) not in names]
+    lines = [status_rows.enriched(line, reported.get(line.name)) for line in sorted(lines, key=lambda line: line.name)]
+    return Overview(lines, [*_remarks(responses), *map(safe, remarks)], documents)
 
 
-def _relays(responses: Sequence[StatusResponse]) -> tuple[dict[str, Any], ...]:
-    return tuple(relay for response in responses for relay in response.relays)
+def _relays(responses: Sequence[StatusResponse]) -> list[dict[str, Any]]:
+    return [relay for response in responses for relay in response.relays]
 
 
-def _remarks(responses: Sequence[StatusResponse]) -> tuple[str, ...]:
-    unreachable = [_no_status(response) for response in responses if response.error]
-    problems = [
+def _remarks(responses: Sequence[StatusResponse]) -> list[str]:
+    remarks = [_no_status(response) for response in responses if response.error]
+    remarks += [
         safe(f"relay {relay.get('relay')} ({relay.get('name')}): {relay.get('state')}: {relay.get('message')}")
         for relay in _relays(responses)
         if relay.get("state") != "Running" or relay.get("message")
     ]
-    rejected = [
+    remarks += [
         safe(f"the relay at {response.url} continues with its old configuration: {response.config_error}")
         for response in responses
         if response.config_error
     ]
-    return (*unreachable, *problems, *rejected)
+    return remarks
 
 
 def _no_status(response: StatusResponse) -> str:

@@ -49,15 +49,12 @@ class StatusLine:
 
     @property
     def owned(self) -> int:
-        """Number of partitions that a live relay owns or a consumer holds."""
         return len(self.owners) or self.held
 
     @property
     def ready(self) -> bool:
-        """True if the subscription runs, every partition has an owner, and the sink is not known to be unavailable.
-
-        Partitions of a pull subscription have no owner: a consumer takes a free one for each transaction.
-        """
+        """Whether the subscription runs, every partition has an owner, and the sink is not known to be unavailable."""
+        # A consumer takes a free partition of a pull subscription for each transaction.
         owned = self.sink == "pull" or self.owned == self.partitions
         return self.state == "Running" and owned and self.sink_reachable is not False
 
@@ -71,7 +68,6 @@ class StatusLine:
         return str(self.ready) if self.state == "Running" else self.state
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells in the order of the header."""
         return (
             self.ready_text,
             self.name,
@@ -106,7 +102,6 @@ def overview_text(lines: Sequence[StatusLine], width: int) -> list[str]:
 
 
 def details_text(line: StatusLine) -> list[str]:
-    """Return all fields of one subscription, with the owner of every partition and the whole last error."""
     fields = dict(zip((name.lower() for name in HEADER), line.cells(), strict=True))
     partitions: dict[str, list[int]] = defaultdict(list)
     for partition in range(line.partitions):
@@ -124,25 +119,23 @@ def details_text(line: StatusLine) -> list[str]:
 
 def from_relays(relays: Iterable[Mapping[str, Any]]) -> list[StatusLine]:
     """Return a line per subscription, summed over the ``/status`` documents of relays."""
-    parts: dict[str, list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
+    parts: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for relay in relays:
         for subscription in relay.get("subscriptions", ()):
-            parts[str(subscription["name"])].append((str(relay.get("relay")), subscription))
-    return [_sum(name, reports) for name, reports in sorted(parts.items())]
+            parts[str(subscription["name"])].append({**subscription, "relay": str(relay.get("relay"))})
+    return [_sum(name, parts[name]) for name in sorted(parts)]
 
 
-def _sum(name: str, reports: Sequence[tuple[str, Mapping[str, Any]]]) -> StatusLine:
-    parts = [part for _, part in reports]
-    ages = [part["oldestAge"] for part in parts if part["oldestAge"] is not None]
+def _sum(name: str, parts: Sequence[Mapping[str, Any]]) -> StatusLine:
     return StatusLine(
         name=name,
         sink=str(parts[0]["sink"]),
         state=_state([str(part["state"]) for part in parts]),
-        owners={owned["partition"]: relay for relay, part in reports for owned in part["owned"]},
+        owners={owned["partition"]: part["relay"] for part in parts for owned in part["owned"]},
         partitions=max(part["partitions"] for part in parts),
         lag=sum(part["lag"] for part in parts),
         lag_bounded=any(part["lagBounded"] for part in parts),
-        oldest_age=max(ages, default=None),
+        oldest_age=max((part["oldestAge"] for part in parts if part["oldestAge"] is not None), default=None),
         parked=sum(part["parked"] for part in parts),
         dead=max(part["dead"] for part in parts),
         rate=sum(part["rate"] for part in parts),
@@ -201,8 +194,9 @@ def _state(states: Sequence[str]) -> str:
 
 
 def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterable[EventSubscription]) -> StatusLine:
-    """Return the line from the database alone, as if no relay runs."""
     manifest = next((each for each in manifests if full_name(each) == known.name), None)
+    remedy = "created again, it continues; `mailboat forget` ends that"
+    kept = known.kept_until and f"its progress is kept until {known.kept_until}: {remedy}"
     return StatusLine(
         name=known.name,
         sink=manifest.spec.sink.kind if manifest else None,
@@ -214,16 +208,10 @@ def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterabl
         oldest_age=waiting.oldest_age,
         parked=waiting.parked,
         dead=waiting.dead,
-        last_error=_kept_remark(known) or known.paused_reason or known.parked_error,
-        last_error_age=None if known.kept_until or known.paused_reason else known.parked_error_age,
+        last_error=kept or known.paused_reason or known.parked_error,
+        last_error_age=None if kept or known.paused_reason else known.parked_error_age,
         orphaned=manifest is None and not known.served and known.state != "Deleted",
     )
-
-
-def _kept_remark(known: KnownSubscription) -> str | None:
-    if known.kept_until is None:
-        return None
-    return f"its progress is kept until {known.kept_until}: created again, it continues; `mailboat forget` ends that"
 
 
 def not_started(manifest: EventSubscription) -> StatusLine:

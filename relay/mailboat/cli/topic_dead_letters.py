@@ -37,8 +37,6 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 class TopicDeadLetters:
-    """The commands for the dead letters of one consumer."""
-
     def __init__(self, consumer: EventSubscription, secrets: Secrets) -> None:
         self.access = DeadLetterAccess(consumer, secrets)
 
@@ -58,7 +56,6 @@ class TopicDeadLetters:
         click.echo("\n".join(map(_document, found)) if as_json else "\n\n".join(map(_described, found)))
 
     async def replay_letters(self, selection: Selection, *, dry_run: bool, rate: float | None, again: bool) -> None:
-        """Publish the selected dead letters to the topic of origin."""
         filter_ = _filter(selection)
         async with self.access.opened(filter_, everything=again or selection.by_id) as (letters, sink):
             if not dry_run:
@@ -81,9 +78,8 @@ class TopicDeadLetters:
             click.echo(f"{_named(letter)}: not replayed, too large and gone from {_origin(letter)}")
         if selection.by_id and not replay.progress.replayed and not replay.progress.loops:
             raise no_such_dead_letter(selection.id)
-        click.echo(
-            f"{counted(replay.progress.replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}"
-        )
+        done = "would be replayed" if dry_run else "replayed"
+        click.echo(f"{counted(replay.progress.replayed, 'dead letter')} {done}")
 
 
 def _filter(selection: Selection) -> LetterFilter:

@@ -23,10 +23,8 @@ a subscription.
 Inside a session (`session.RelaySession`), each subscription and each partition has states of its own:
 
 - Subscription: *admitted* (`admit`) → *withdrawing* (`withdraw`, caused by a configuration change) → removed, and
-  admitted again if the configuration still has it (`config_change`).
+  admitted again if the configuration still has it (`relay_config.Connected`).
 - Partition: *claimed* (`_follow`, when it has no owner) → *owned* with a worker → *releasing* (`_release`: finish,
   settle) → *released*. If another relay took it over, `lease_lost` cancels the worker without settling.
 - When the session stops, it claims nothing more, and all partitions leave. Heartbeats continue until the last one left.
-
-If the database is lost, the session ends at once and all its state in memory is discarded.
 """

@@ -10,18 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mailboat.errors import ConfigError
 from mailboat.runtime.file_watch import watch
-from mailboat.runtime.manifest_files import (
-    Documents,
-    checked,
-    documents_in,
-    documents_of,
-    is_missing,
-)
+from mailboat.runtime.manifest_files import is_missing, load, load_body
 from mailboat_spec import EventSubscription, Manifests, OutboxRelay, full_name
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION
 from mailboat_spec.relay_status import ConfigReport
@@ -35,22 +29,19 @@ class OlderConfig(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Configuration of a relay: one OutboxRelay and its subscriptions."""
-
     relay: OutboxRelay
     subscriptions: tuple[EventSubscription, ...]
     version: int | None = None
     """Config version, increased with every change; None if changes are not counted."""
 
 
+@dataclass(eq=False)
 class ConfigSource:
-    """The current configuration, and the error of the last refused one."""
-
-    def __init__(self, take: Callable[[Configuration], None]) -> None:
-        self.current: Configuration | None = None
-        self.error: str | None = None
-        self._take = take
-        self._offering = asyncio.Lock()
+    take: Callable[[Configuration], None]
+    current: Configuration | None = None
+    error: str | None = None
+    """Why the last offered configuration was refused."""
+    _offering: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def report(self) -> ConfigReport:
@@ -59,7 +50,7 @@ class ConfigSource:
     async def push(self, body: bytes) -> int | None:
         """Apply a configuration from a request. Raise ``OlderConfig`` or ``ConfigError`` with the reason."""
         source = "the request's body"
-        return await self._offer(lambda: documents_of(body, source), source)
+        return await self._offer(lambda: load_body(body, source), source)
 
     async def follow(self, paths: Sequence[Path]) -> None:
         """Follow files until cancelled. Files may be missing at first. Each error is logged once per change."""
@@ -70,7 +61,7 @@ class ConfigSource:
                 log.info("Waiting for configuration files", extra={"files": source})
                 return
             try:
-                await self._offer(lambda: documents_in(paths), source)
+                await self._offer(lambda: load(paths), source)
             except OlderConfig as error:
                 log.info("Configuration ignored: %s", error)
             except ConfigError as error:
@@ -78,11 +69,11 @@ class ConfigSource:
 
         await watch(paths, changed)
 
-    async def _offer(self, read: Callable[[], Documents], source: str) -> int | None:
+    async def _offer(self, read: Callable[[], Manifests], source: str) -> int | None:
         async with self._offering:
             try:
                 # In a thread: a thousand lines of YAML take long to parse, and delivery must continue.
-                offered = await asyncio.to_thread(lambda: configuration(checked(read(), source)))
+                offered = await asyncio.to_thread(lambda: configuration(read()))
                 if self.current is not None:
                     compare(offered, self.current)
             except OlderConfig:
@@ -94,12 +85,11 @@ class ConfigSource:
             if offered != self.current:
                 self.current = offered
                 log.info("Configuration accepted", extra={"source": source, "version": offered.version})
-                self._take(offered)
+                self.take(offered)
             return offered.version
 
 
 def configuration(manifests: Manifests) -> Configuration:
-    """Convert manifests to the configuration of one relay. Raise ``ConfigError`` if that is not possible."""
     if len(manifests.relays) > 1:
         names = ", ".join(full_name(relay) for relay in manifests.relays)
         raise ConfigError(f"a configuration that is followed has one OutboxRelay, and this one has several: {names}.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -18,38 +18,30 @@ from typing import Final
 from mailboat.sinks.daemon_thread import in_a_thread
 
 _POLL_EVERY: Final = 1.0
-"""Poll interval in seconds."""
 _SWAPPED: Final = "..data"
 
 
 def version_of(path: Path, *, follow_symlinks: bool = True) -> tuple[int, int, int]:
-    """Return a value that changes with the file. It includes the inode: a replacement may have equal time and size.
-
-    In a pod, the file is a symbolic link. Raise ``OSError`` if there is no file.
-    """
+    """Return a value that changes with the file. It includes the inode: a replacement may have equal time and size."""
     stat = path.stat(follow_symlinks=follow_symlinks)
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def fingerprint(paths: Sequence[Path]) -> object:
+def fingerprint(paths: Iterable[Path]) -> list[tuple[str, int, int, int]]:
     """Return a value that changes with any of the files, or any file of the folders."""
-    return tuple(sorted(_fingerprints(paths)))
-
-
-def _fingerprints(paths: Sequence[Path]) -> list[tuple[str, int, int, int]]:
     found: list[tuple[str, int, int, int]] = []
     for path in paths:
         try:
-            if path.is_dir():
-                link = path / _SWAPPED
-                if os.path.lexists(link):  # kubelet swaps it per version: a changed secret may have identical files
-                    found.append((str(link), *version_of(link, follow_symlinks=False)))
-                found += _fingerprints([each for each in path.iterdir() if not each.name.startswith("..")])
+            if not path.is_dir():
+                found.append((str(path), *version_of(path)))
                 continue
-            found.append((str(path), *version_of(path)))
+            link = path / _SWAPPED
+            if os.path.lexists(link):  # kubelet swaps it per version: a changed secret may have identical files
+                found.append((str(link), *version_of(link, follow_symlinks=False)))
+            found += fingerprint(each for each in path.iterdir() if not each.name.startswith(".."))
         except OSError:
             continue  # treat as missing; the next poll finds it removed or readable
-    return found
+    return sorted(found)
 
 
 async def watch(paths: Sequence[Path], changed: Callable[[], Awaitable[None]], *, seen: object = None) -> None:
@@ -83,7 +75,7 @@ def secret_versions(folder: Path | None) -> dict[str, str]:
         try:
             versions[secret.name] = os.readlink(secret / _SWAPPED)
         except OSError:
-            times = [time for _, time, _, _ in _fingerprints([secret])] if secret.is_dir() else []
+            times = [time for _, time, _, _ in fingerprint([secret])] if secret.is_dir() else []
             if times:
                 versions[secret.name] = str(max(times))
     return versions

@@ -1,9 +1,9 @@
-"""Maintenance of the outbox: create time partitions ahead, drop old ones once all subscriptions have passed them.
+"""Schema and maintenance of the outbox.
 
-A relay also examines the outbox: the filters of its subscriptions, and the oldest snapshot of the database. The results
-are in the status, in metrics and, once per change, in the log.
-
-Any relay may run both. The connection is open only during a round. A failure never stops delivery.
+Before a session, the schema is migrated or verified (`SchemaGate`). During a session, `Maintenance` creates time
+partitions ahead and drops old ones once all subscriptions have passed them. It also examines the filters of the
+subscriptions and the oldest snapshot of the database. The results are in the status, in metrics and, once per change,
+in the log. Any relay may do both. The connection is open only during a round. A failure never stops delivery.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from mailboat.errors import MailboatError
 from mailboat.store.connection import PostgresConnection, UrlProvider, explained
 from mailboat.store.coverage import Coverage, coverage
 from mailboat.store.old_snapshots import OldSnapshot, SnapshotWatch
+from mailboat.store.schema.migrate import MigrationReport, migrate
 from mailboat.store.schema.time_partitions import HardLimit, days_ahead, drop_expired, ensure_partitions, server_time
+from mailboat.store.schema.verify import verify_or_refuse
 from mailboat.store.subscription_rows import clear_expired
-from mailboat.store.table import TableLayout
-from mailboat_spec import EventSubscription, Pooler, Retention, RetentionPolicy
+from mailboat.store.table import TableLayout, renamed
+from mailboat_spec import EventSubscription, OutboxRelaySpec, Pooler, Retention, RetentionPolicy
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,59 @@ _CLOCKS_DIFFER_BY = timedelta(hours=1)
 """Clock difference from which the status reports it."""
 
 
+@dataclass(eq=False)
+class SchemaGate:
+    """The schema of one relay's outbox: migrated, or only verified if the relay does not manage it.
+
+    A relay may have to wait for a migration started by another relay or a person, or for a server that does not answer.
+    It reports the reason of the wait, and a stop request ends the wait (`shutdown.unless_stopped`).
+    """
+
+    relay: str
+    report_wait: Callable[[str], None]
+    ready: bool = False
+    missing_roles: str = ""
+    """SQL that creates group roles which the relay's user may not create; empty if none is missing."""
+    migrating: bool = False
+    """Whether migrations are being applied. If cancelled, the next relay would have to start them again."""
+
+    async def prepare(self, url: UrlProvider, spec: OutboxRelaySpec, deadline: float) -> None:
+        """Migrate or verify the schema. Raise ``SchemaMismatch`` if a person has to act."""
+        link = await PostgresConnection.open(url, "schema", deadline=deadline, pooler=spec.database.pooler)
+        table, waits, begins = spec.outbox.table, self.report_wait, self._begins
+        try:
+            if spec.outbox.manage_schema:
+                report = await migrate(link.connection, table, deadline=deadline, waits=waits, begins=begins)
+                if report.applied:
+                    log.info("Schema migrated.", extra={"relay": self.relay, "applied": list(report.applied)})
+                self._note_roles(report)
+            else:
+                async with explained(link.connection, deadline):
+                    await verify_or_refuse(link.connection, table, renamed(spec.outbox.columns))
+            self.ready = True
+        except MailboatError:
+            self.ready = False
+            raise
+        finally:
+            self.migrating = False
+            await link.close()
+
+    def _note_roles(self, report: MigrationReport) -> None:
+        remedy = report.sql_for_an_administrator
+        if remedy and remedy != self.missing_roles:
+            log.warning(
+                "Roles are missing that this user may not create; an administrator should run: %s",
+                " ".join(remedy.split()),
+                extra={"relay": self.relay, "roles": list(report.missing_roles)},
+            )
+        self.missing_roles = remedy
+
+    def _begins(self, step: str) -> None:
+        self.migrating = True
+        self.report_wait(f"migration {step} is being applied")
+
+
+@dataclass
 class RetentionClock:
     """Clock for retention: a clock that jumps forward must not expire the time partition that is being written to.
 
@@ -43,51 +99,41 @@ class RetentionClock:
     that events are kept longer.
     """
 
-    def __init__(
-        self,
-        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._wall = wall
-        self._monotonic = monotonic
-        self._started: datetime | None = None
-        """Time at which the monotonic clock was zero."""
+    wall: Callable[[], datetime] = lambda: datetime.now(UTC)
+    monotonic: Callable[[], float] = time.monotonic
+    _started: datetime | None = None
+    """Time at which the monotonic clock was zero."""
 
     def now(self, server: datetime) -> datetime:
         """Return the retention time, given the database's time ``server``."""
-        passed = timedelta(seconds=self._monotonic())
-        started = min(server, self._wall()) - passed
+        passed = timedelta(seconds=self.monotonic())
+        started = min(server, self.wall()) - passed
         self._started = started if self._started is None else min(self._started, started)
         return self._started + passed
 
 
+@dataclass
 class Maintenance:
     """Maintenance and examination of one outbox, with the results of the last rounds."""
 
-    def __init__(
-        self,
-        url: UrlProvider,
-        layout: TableLayout,
-        retention: Retention,
-        pooler: Pooler,
-        clock: RetentionClock | None = None,
-    ) -> None:
-        """``clock`` must outlive this maintenance, which may end with a connection."""
-        self.days_ahead: float | None = None
-        self.blocked: str | None = None
-        self.error: str | None = None
-        """Reason why the last maintenance failed; None if it succeeded."""
-        self.coverage = Coverage()
-        self.snapshot = OldSnapshot()
-        self._url = url
-        self._layout = layout
-        self._about = {"outbox": layout.table}
-        self._retention = retention
-        self._pooler = pooler
-        self._clock = clock or RetentionClock()
+    url: UrlProvider
+    layout: TableLayout
+    retention: Retention
+    pooler: Pooler
+    clock: RetentionClock = field(default_factory=RetentionClock)
+    """Must outlive this maintenance, which may end with a connection."""
+    days_ahead: float | None = None
+    blocked: str | None = None
+    error: str | None = None
+    """Reason why the last maintenance failed; None if it succeeded."""
+    coverage: Coverage = field(default_factory=Coverage)
+    snapshot: OldSnapshot = field(default_factory=OldSnapshot)
+
+    @property
+    def _about(self) -> dict[str, str]:
+        return {"outbox": self.layout.table}
 
     async def run(self) -> None:
-        """Run maintenance rounds until cancelled."""
         while True:
             try:
                 async with explained(None, _WITHIN):
@@ -101,17 +147,16 @@ class Maintenance:
             await asyncio.sleep(pause)
 
     async def _round(self) -> None:
-        link = await PostgresConnection.open(self._url, "maintenance", pooler=self._pooler)
-        try:
+        async with await PostgresConnection.open(self.url, "maintenance", pooler=self.pooler) as link:
             # Query this first: the remaining days matter most if creating time partitions fails.
-            self.days_ahead = await days_ahead(link.connection, self._layout.table)
+            self.days_ahead = await days_ahead(link.connection, self.layout.table)
             await self._supply(link)
-            for name in await clear_expired(link, self._layout.table):
+            for name in await clear_expired(link, self.layout.table):
                 log.info("Progress of a deleted subscription removed", extra={"subscription": name})
             server = await server_time(link.connection)
-            now = self._clock.now(server)
-            after, limit = limits(self._retention, now)
-            report = await drop_expired(link.connection, self._layout, after, now=now, limit=limit)
+            now = self.clock.now(server)
+            after, limit = limits(self.retention, now)
+            report = await drop_expired(link.connection, self.layout, after, now=now, limit=limit)
             blocked = [str(each) for each in report.blocked]
             if server - now >= _CLOCKS_DIFFER_BY:
                 blocked.insert(
@@ -126,25 +171,19 @@ class Maintenance:
             if report.dropped:
                 log.info("Old partitions dropped.", extra={**self._about, "partitions": list(report.dropped)})
                 await self._supply(link)  # after a drop, make sure that writers have a time partition
-        finally:
-            await link.close()
 
     async def examine(
         self, subscriptions: Callable[[], Sequence[EventSubscription]], every: float = _EXAMINE_EVERY
     ) -> None:
-        """Examine the outbox until cancelled."""
         snapshots, logged = SnapshotWatch(), frozenset[str]()
         while True:
             await asyncio.sleep(every)
             try:
-                link = await PostgresConnection.open(self._url, "coverage", pooler=self._pooler)
-                try:
+                async with await PostgresConnection.open(self.url, "coverage", pooler=self.pooler) as link:
                     before, self.snapshot = self.snapshot, await snapshots.oldest(link)
                     if self.snapshot.warning and not before.warning:
                         log.warning("Old snapshot: %s", self.snapshot.warning, extra=self._about)
-                    self.coverage = await coverage(link, self._layout, subscriptions())
-                finally:
-                    await link.close()
+                    self.coverage = await coverage(link, self.layout, subscriptions())
             except MailboatError as error:
                 log.debug("The outbox was not examined: %s", error)
                 continue
@@ -155,7 +194,7 @@ class Maintenance:
             logged = subjects
 
     async def _supply(self, link: PostgresConnection) -> None:
-        self.days_ahead = (await ensure_partitions(link.connection, self._layout.table)).days_ahead
+        self.days_ahead = (await ensure_partitions(link.connection, self.layout.table)).days_ahead
 
 
 def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:

@@ -3,8 +3,6 @@
 This module owns reading and its limits; ``mailboat_spec`` validates the content. All problems are reported together,
 with file, line or field, and remedy. Manifests are untrusted input, so the cost of reading one must stay proportional
 to its length: sizes are bounded, and multiplying aliases and deep nesting are refused.
-
-``mailboat check`` and a relay also warn about manifests that are valid but probably not what was meant.
 """
 
 from __future__ import annotations
@@ -21,14 +19,7 @@ from typing import Any, BinaryIO, Final
 import yaml
 
 from mailboat.errors import ConfigError
-from mailboat_spec import (
-    EventSubscription,
-    Manifests,
-    OnExhausted,
-    SpecError,
-    full_name,
-    read_documents,
-)
+from mailboat_spec import EventSubscription, Manifests, OnExhausted, SpecError, full_name, read_documents
 from mailboat_spec.wire_format import unpack
 
 LARGEST_FILE: Final = 1024 * 1024
@@ -38,7 +29,7 @@ configurations (``mailboat_spec.wire_format``) as JSON, since YAML of that size 
 STANDARD_INPUT: Final = Path("-")
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 _MOST_NODES: Final = 100_000
-"""Maximum number of values in one document, with every alias expanded."""
+"""In one document, with every alias expanded."""
 _MOST_MARKS: Final = 400_000
 """Maximum number of commas and brackets in JSON. Each may cost a hundred bytes of memory; eight thousand subscriptions
 have fewer."""
@@ -60,21 +51,26 @@ Documents = list[tuple[str, object]]
 
 def load(paths: Sequence[Path], *, needs_relay: bool = True) -> Manifests:
     """Load the resources of all files and folders. Raise ``ConfigError`` with all problems."""
-    return checked(documents_in(paths), ", ".join(str(path) for path in paths), needs_relay=needs_relay)
+    documents: Documents = []
+    for file in (file for path in paths for file in _files(path)):
+        text, source = _text(file), "standard input" if file == STANDARD_INPUT else str(file)
+        parsed = [_json(source, text)] if file.suffix.lower() == ".json" else _yaml(source, text)
+        documents += _labelled(parsed, source)
+    return _checked(documents, ", ".join(map(str, paths)), needs_relay)
 
 
-def documents_in(paths: Sequence[Path]) -> Documents:
-    """Parse the documents of files and folders without validation."""
-    return [document for path in paths for file in _files(path) for document in _documents(file)]
+def load_body(body: bytes, source: str) -> Manifests:
+    """Load the resources of a request body: YAML or JSON, compressed or not."""
+    return _checked(_labelled(_yaml(source, _decoded(source, body)), source), source)
 
 
-def documents_of(body: bytes, source: str) -> Documents:
-    """Parse the documents of a request body: YAML or JSON, compressed or not."""
-    return list(_labelled(_yaml(source, _decoded(source, body)), source))
+def _labelled(documents: list[object], source: str) -> Documents:
+    if len(documents) == 1:
+        return [(source, documents[0])]
+    return [(f"{source}, document {number}", document) for number, document in enumerate(documents, start=1)]
 
 
-def checked(documents: Documents, source: str, *, needs_relay: bool = True) -> Manifests:
-    """Validate documents. Raise ``ConfigError`` with all problems, or if a needed OutboxRelay is missing."""
+def _checked(documents: Documents, source: str, needs_relay: bool = True) -> Manifests:
     try:
         manifests = read_documents(documents)
     except SpecError as error:
@@ -88,10 +84,8 @@ def is_missing(path: Path) -> bool:
     """Return whether the path does not exist. An unreadable path counts as existing; reading it reports the error."""
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
     return False
 
 
@@ -113,16 +107,6 @@ def _files(path: Path) -> list[Path]:
 
 def _unreadable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"{path} can't be read: {error.strerror}. Check what it is, and its rights.")
-
-
-def _documents(file: Path) -> Iterator[tuple[str, object]]:
-    text, source = _text(file), "standard input" if file == STANDARD_INPUT else str(file)
-    return _labelled([_json(source, text)] if file.suffix.lower() == ".json" else _yaml(source, text), source)
-
-
-def _labelled(documents: list[object], source: str) -> Iterator[tuple[str, object]]:
-    for number, document in enumerate(documents, start=1):
-        yield (source if len(documents) == 1 else f"{source}, document {number}"), document
 
 
 def _text(file: Path) -> str:
@@ -198,11 +182,10 @@ def _parsed(source: str, text: str) -> Iterator[object]:
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
-    context = f" ({error.context})" if error.context and error.context_mark else ""
     problem = error.problem or "it can't be read"
     if "'\\t'" in problem:
         problem += "; YAML wants spaces, not tabs"
-    return f"{problem}{context}"
+    return f"{problem} ({error.context})" if error.context and error.context_mark else problem
 
 
 def _at(mark: Any) -> str:
@@ -247,19 +230,15 @@ def _children(source: str, node: yaml.Node) -> Iterator[yaml.Node]:
 
 
 def warnings(manifests: Manifests) -> list[str]:
-    """Return a sentence per probable mistake, with resource and field."""
+    """Return a sentence per probable mistake in valid manifests, with resource and field."""
     found = [each for subscription in manifests.subscriptions for each in subscription_warnings(subscription)]
-    served = {(each.metadata.namespace, each.spec.relay) for each in manifests.subscriptions}
-    found += [
-        f"OutboxRelay {full_name(relay)}: no EventSubscription refers to it, so nothing is delivered from its outbox"
-        for relay in manifests.relays
-        if (relay.metadata.namespace, relay.metadata.name) not in served
-    ]
-    return found
+    served = {f"{each.metadata.namespace}/{each.spec.relay}" for each in manifests.subscriptions}
+    unserved = (full_name(relay) for relay in manifests.relays if full_name(relay) not in served)
+    nothing = "no EventSubscription refers to it, so nothing is delivered from its outbox"
+    return found + [f"OutboxRelay {name}: {nothing}" for name in unserved]
 
 
 def subscription_warnings(subscription: EventSubscription) -> Iterator[str]:
-    """Yield the warnings about one subscription."""
     where, spec = f"EventSubscription {full_name(subscription)}", subscription.spec
     for field, patterns in (("eventTypes", spec.filter.event_types), ("aggregateTypes", spec.filter.aggregate_types)):
         for pattern in patterns:

@@ -1,16 +1,10 @@
-"""A relay: the loop around its sessions, and its status. The package docstring has the states.
-
-One connection carries one session. A new configuration or a changed secret is applied while the session runs
-(`config_change`). If the connection settings changed, the session ends in an orderly way and the relay reconnects.
-"""
+"""A relay: the loop around its sessions, and its status. The package docstring has the states."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
-from datetime import timedelta
 from random import Random
 
 from mailboat.delivery.backoff import Backoff
@@ -18,17 +12,14 @@ from mailboat.delivery.counters import Totals
 from mailboat.delivery.poll_interval import WakeSettings
 from mailboat.delivery.stream import CheckpointHook, Stream, ignore_checkpoint
 from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, LeaseLost, MailboatError, SchemaMismatch
-from mailboat.runtime.config_change import ConfigChange, close_all, wait_for_others
 from mailboat.runtime.config_source import Configuration
-from mailboat.runtime.maintenance import Maintenance, RetentionClock
-from mailboat.runtime.relay_config import DatabaseSettings, RelayConfig
-from mailboat.runtime.relay_status import RelayState, RelayStatus, SubscriptionStatus, reason_for
-from mailboat.runtime.schema_gate import SchemaGate
+from mailboat.runtime.maintenance import Maintenance, RetentionClock, SchemaGate
+from mailboat.runtime.relay_config import Connected, DatabaseSettings, RelayConfig, close_all, wait_for_others
+from mailboat.runtime.relay_status import RelayState, RelayStatus, reason_for, stalled, subscription_statuses
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.session import RelaySession
 from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
 from mailboat.runtime.subscription_set import StreamParts
-from mailboat.runtime.subscription_status import failed_status, stalled, subscription_status
 from mailboat.runtime.timings import Timings
 from mailboat.store.coverage import Coverage
 from mailboat.store.outbox_store import Subscription
@@ -42,15 +33,6 @@ _RECONNECT = Backoff(initial=0.2, factor=2, ceiling=10.0, jitter=0.2)
 _LONG_ENOUGH = 5.0
 """Seconds of connection after which the next outage restarts the back-off."""
 _NEEDS_A_PERSON = (SchemaMismatch, ForeignDatabase, ConfigError)
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """The session of a running relay and its connection."""
-
-    settings: DatabaseSettings
-    store: PostgresStore
-    session: RelaySession
 
 
 class Relay:
@@ -67,7 +49,6 @@ class Relay:
         limits: ReadLimits | None = None,
         on_checkpoint: CheckpointHook = ignore_checkpoint,
     ) -> None:
-        """``follows``: the configuration may change at run time, so an invalid one does not end the relay."""
         self.name = full_name(config.relay)
         self._config = RelayConfig(config, secrets, follows=follows)
         self._identity = identity
@@ -89,7 +70,7 @@ class Relay:
     # -- configuration changes ---------------------------------------------------------------------------------------
 
     def reconfigure(self, config: Configuration) -> None:
-        """Apply another configuration of the same OutboxRelay once the batches in flight are settled."""
+        """Apply another configuration of the same OutboxRelay."""
         self._config.offer(config)
 
     def refresh(self) -> None:
@@ -147,7 +128,6 @@ class Relay:
         self._enter(state, str(error), reason_for(error))
 
     async def _connect(self, stop: asyncio.Event) -> None:
-        """Prepare the schema, open one connection, and run its session."""
         settings = self._database_settings()
         url, schema = self._config.url_provider(settings.url), self._schema
         spec, deadline = self._config.current.relay.spec, settings.settings.deadline
@@ -159,7 +139,7 @@ class Relay:
         background = {asyncio.ensure_future(each) for each in (maintenance.run(), examination)}
         orderly = False
         try:
-            await self._serve(store, settings, stop)
+            await self._serve(store, settings, maintenance, stop)
             orderly = True
         except StopRequested:
             orderly = True
@@ -173,11 +153,9 @@ class Relay:
                 log.debug("Connection was not closed in an orderly way: %s", error)
             await asyncio.wait(background, timeout=_LONG_ENOUGH)
 
-    def _oldest_snapshot(self) -> timedelta:
-        return self._maintenance.snapshot.age if self._maintenance else timedelta()
-
-    async def _serve(self, store: PostgresStore, settings: DatabaseSettings, stop: asyncio.Event) -> None:
-        """Declare the subscriptions, join, and run one session."""
+    async def _serve(
+        self, store: PostgresStore, settings: DatabaseSettings, maintenance: Maintenance, stop: asyncio.Event
+    ) -> None:
         config = self._config
         subscriptions = await unless_stopped(stop, self._declare(store))
         parts = config.subscription_set.parts
@@ -193,29 +171,26 @@ class Relay:
             self._totals,
             time.monotonic,
             self._on_checkpoint,
-            self._oldest_snapshot,
+            lambda: maintenance.snapshot.age,
         )
-        change = ConfigChange(config, store, session, self._stream)
-        self._connected = Connected(settings, store, session)
+        self._connected = connected = Connected(config, settings, store, session, self._stream)
         self._was_connected = True
         self._enter(RelayState.RUNNING)
         log.info("Connected.", extra=self._about)
         ends = asyncio.Event()
         try:
-            await session.run(ends, self._follow_config(self._connected, change, stop, ends))
+            await session.run(ends, self._follow_config(connected, stop, ends))
         finally:
             self._connected = None
-            await close_all(change.replaced)
+            await close_all(connected.replaced)
 
-    async def _follow_config(
-        self, connected: Connected, change: ConfigChange, stop: asyncio.Event, ends: asyncio.Event
-    ) -> None:
+    async def _follow_config(self, connected: Connected, stop: asyncio.Event, ends: asyncio.Event) -> None:
         """Apply configuration changes to a running session. On a stop or for another connection, end the session."""
         try:
             while True:
-                retirement = asyncio.ensure_future(change.retire_removed())
+                retirement = asyncio.ensure_future(connected.retire_removed())
                 try:
-                    await first_of(stop, self._config.changed, change.withdrawn)
+                    await first_of(stop, self._config.changed, connected.withdrawn)
                 finally:
                     retirement.cancel()
                 if stop.is_set():
@@ -225,13 +200,13 @@ class Relay:
                     log.info("Connection settings changed, reconnecting", extra=self._about)
                     self._enter(RelayState.CONNECTING, "reconnecting with changed settings", Reason.STARTING)
                     break
-                complete = await change.apply()
+                complete = await connected.apply()
                 connected.session.committer.poll_by(self._wake())
                 if complete:
                     log.info("Configuration in use", extra=self._about)
             ends.set()
         finally:
-            change.stop()
+            connected.stop()
 
     @property
     def _about(self) -> dict[str, str]:
@@ -268,9 +243,10 @@ class Relay:
 
     def status(self) -> RelayStatus:
         """Return the status from memory, without any query. Without a session, maintenance is as last known."""
-        connected, maintenance, subscriptions = self._connected, self._maintenance, self._config.subscription_set
+        connected, maintenance, now = self._connected, self._maintenance, time.monotonic()
+        session = connected.session if connected else None
         failure = maintenance.error if maintenance else None
-        peers = connected.session.membership.peers if connected and connected.session.membership else ()
+        peers = session.membership.peers if session and session.membership else ()
         return RelayStatus(
             name=self.name,
             relay=self._identity.id,
@@ -290,17 +266,7 @@ class Relay:
             coverage=maintenance.coverage if maintenance else Coverage(),
             peers=tuple(peer.id for peer in peers if peer.alive),
             silent=tuple(peer.id for peer in peers if peer.silent),
-            subscriptions=tuple(
-                self._subscription(name) for name in sorted([*subscriptions.parts, *subscriptions.failed])
-            ),
-            stalled=connected is not None and stalled(connected.session, time.monotonic()),
+            subscriptions=subscription_statuses(self._config.subscription_set, session, self._totals, now),
+            stalled=session is not None and stalled(session, now),
             was_connected=self._was_connected,
         )
-
-    def _subscription(self, name: str) -> SubscriptionStatus:
-        subscriptions = self._config.subscription_set
-        if (failed := subscriptions.failed.get(name)) is not None:
-            return failed_status(failed, self._totals)
-        resource = subscriptions.parts[name].resource
-        session = self._connected.session if self._connected else None
-        return subscription_status(resource, session, self._totals, time.monotonic())

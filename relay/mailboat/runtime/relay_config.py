@@ -1,26 +1,35 @@
-"""The configuration of a relay while it runs: the one in use, a pending one, and the subscriptions built from it."""
+"""The configuration of a relay while it runs: in use, pending, and its change in a running session."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mailboat.errors import ConfigError
+from mailboat.delivery.stream import Stream
+from mailboat.errors import ConfigError, MailboatError
 from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.secrets import Secrets, database_url
-from mailboat.runtime.subscription_set import (
-    SubscriptionSet,
-    build_subscriptions,
-    needs_new_secrets,
-    rebuild_subscriptions,
-)
+from mailboat.runtime.session import RelaySession
+from mailboat.runtime.subscription_set import StreamParts, SubscriptionSet, build_subscription, build_subscriptions
 from mailboat.runtime.timings import Timings
 from mailboat.sinks.protocol import Sink
 from mailboat.store.connection import UrlProvider
+from mailboat.store.outbox_store import Subscription
+from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import ReadLimits, StoreSettings
 from mailboat.store.subscription_rows import UNCOUNTED, ConfigVersion
 from mailboat.store.table import TableLayout, renamed
-from mailboat_spec import OutboxRelay, Retention, full_name
+from mailboat_spec import EventSubscription, OutboxRelay, Retention, full_name
+
+log = logging.getLogger(__name__)
+
+_OTHERS_TIMEOUT = 10.0
+"""Seconds for which repartitioning waits until other relays, which get the same configuration, have finished."""
+_POLL_EVERY = 0.05
+_RETIRE_EVERY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +59,9 @@ class RelayConfig:
         self._pending: Configuration | None = None
         self._secrets = secrets
         self.subscription_set = (
-            rebuild_subscriptions(current.subscriptions, secrets, SubscriptionSet())
+            build_subscriptions(current.subscriptions, secrets, SubscriptionSet())
             if follows
-            else build_subscriptions(current.subscriptions, secrets)
+            else SubscriptionSet({full_name(each): build_subscription(each, secrets) for each in current.subscriptions})
         )
 
     @property
@@ -69,7 +78,7 @@ class RelayConfig:
         self.changed.set()
 
     def needs_new_secrets(self) -> bool:
-        return needs_new_secrets(self.subscription_set, self._secrets)
+        return self.subscription_set.needs(self._secrets)
 
     def take_up(self) -> list[Sink]:
         """Use the pending configuration and the current secrets. Return the sinks that are no longer used."""
@@ -78,16 +87,14 @@ class RelayConfig:
         if self._pending is not None:
             self.current, self._pending = self._pending, None
             self.undeclared = True
-        self.subscription_set = rebuild_subscriptions(self.current.subscriptions, self._secrets, before)
-        return before.replaced_by(self.subscription_set)
+        self.subscription_set = build_subscriptions(self.current.subscriptions, self._secrets, before)
+        used = {id(parts.sink) for parts in self.subscription_set.parts.values()}
+        return [parts.sink for parts in before.parts.values() if id(parts.sink) not in used]
 
     def database_settings(
         self, timings: Timings, limits: ReadLimits, connected: DatabaseSettings | None
     ) -> DatabaseSettings:
-        """Return the connection settings that the newest configuration needs.
-
-        If there is no URL, keep the URL of the open connection. Raise ``ConfigError`` if there is no connection.
-        """
+        """Return the settings needed now. If a URL is missing, keep that of ``connected``, or raise ``ConfigError``."""
         relay = (self._pending or self.current).relay
         url = self._url(relay, connected.url if connected else None)
         database, outbox, wake = relay.spec.database, relay.spec.outbox, relay.spec.wake
@@ -104,7 +111,7 @@ class RelayConfig:
         return DatabaseSettings(settings, outbox.retention, outbox.manage_schema, url)
 
     def url_provider(self, last_url: str) -> UrlProvider:
-        """Return a function that reads the database URL, or returns the known one if its secret was removed."""
+        """Return a function that reads the database URL, or returns the last one if its secret was removed."""
         relay = self.current.relay
         return lambda: self._url(relay, last_url)
 
@@ -122,3 +129,106 @@ def _effect(config: Configuration) -> object:
     spec = config.relay.spec
     subscriptions = [(full_name(each), each.metadata.uid, each.spec) for each in config.subscriptions]
     return config.relay.metadata.uid, spec.database, spec.outbox, spec.wake, subscriptions
+
+
+@dataclass(eq=False)
+class Connected:
+    """A session on its connection. A change of the configuration is applied to one subscription at a time.
+
+    Unchanged subscriptions continue without a pause. A changed or deleted subscription first finishes its batches in
+    flight, which takes until its sink answers (at most ``Timings.drain_within``) and delays no other subscription.
+    After the withdrawal, a changed subscription is declared and admitted again.
+    """
+
+    config: RelayConfig
+    settings: DatabaseSettings
+    store: PostgresStore
+    session: RelaySession
+    new_stream: Callable[[StreamParts, Subscription], Stream]
+    withdrawn: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a subscription was withdrawn. Its new configuration can then be applied."""
+    replaced: list[Sink] = field(default_factory=list)
+    """Sinks to close once no subscription being withdrawn uses them."""
+    _withdrawing: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        parts = self.config.subscription_set.parts
+        self._delivered_by = {stream.name: parts[stream.name] for stream in self.session.streams.values()}
+
+    async def apply(self) -> bool:
+        """Take up the configuration and secrets of now. Return False if a withdrawal has to end before the rest."""
+        self.withdrawn.clear()
+        self.replaced += self.config.take_up()
+        for number, stream in list(self.session.streams.items()):
+            new, present = self.config.subscription_set.parts.get(stream.name), self._delivered_by[stream.name]
+            if stream.name not in self._withdrawing and (new is None or not new.continues(present)):
+                leave = self._withdraw(number, stream.name, new)
+                self._withdrawing[stream.name] = self.session.spawn(leave)
+        await self._declare()
+        complete = not self._withdrawing and not self.withdrawn.is_set()
+        self.config.undeclared = not complete
+        used = {id(parts.sink) for parts in self._delivered_by.values()}
+        unused = [sink for sink in self.replaced if id(sink) not in used]
+        self.replaced = [sink for sink in self.replaced if id(sink) in used]
+        await close_all(unused)
+        return complete
+
+    async def _withdraw(self, number: int, name: str, new: StreamParts | None) -> None:
+        """Withdraw a subscription. If it stays but not its partitions, wait until other relays have finished."""
+        partitions = self.session.subscriptions[number].partitions
+        keep = new is not None and new.resource.spec.partitions == partitions and not new.pulled
+        await self.session.withdraw(number, keep=keep)
+        if new is not None and not keep:
+            await wait_for_others(self.store, [new.resource], self.config.version)
+        del self._withdrawing[name], self._delivered_by[name]
+        self.withdrawn.set()
+
+    async def _declare(self) -> None:
+        """Declare all subscriptions not being withdrawn; admit those that are new or withdrawn and still wanted."""
+        config, parts = self.config, self.config.subscription_set.parts
+        declared = [each.resource for name, each in parts.items() if name not in self._withdrawing]
+        found = await self.store.declare(declared, may_lay_out=config.undeclared, config_version=config.version)
+        for number, subscription in found.items():
+            if number in self.session.streams:
+                self.session.set_paused(number, subscription.paused)  # the status reports the new configuration now
+            else:
+                present = self._delivered_by[subscription.name] = parts[subscription.name]
+                self.session.admit(subscription, self.new_stream(present, subscription))
+
+    def stop(self) -> None:
+        """Stop admitting subscriptions. The session completes the pending releases when it ends."""
+        for leave in self._withdrawing.values():
+            leave.cancel()
+
+    async def retire_removed(self) -> None:
+        """Retire deleted subscriptions once no relay with an older configuration delivers them."""
+        named = {full_name(each) for each in self.config.current.subscriptions} | self._withdrawing.keys()
+        version = self.config.version
+        try:
+            while True:
+                retirement = await self.store.retire_removed(named, version)
+                for name in retirement.retired:
+                    log.info("Subscription deleted; its progress is kept for 24 h", extra={"subscription": name})
+                if not retirement.awaited:
+                    return
+                await asyncio.sleep(_RETIRE_EVERY)
+        except MailboatError as error:  # the session on the same connection fails too and is restarted
+            log.debug("Deleted subscriptions were not retired: %s", error)
+
+
+async def wait_for_others(store: PostgresStore, declared: Sequence[EventSubscription], version: ConfigVersion) -> None:
+    """Wait until other relays released their partitions. Repartitioning earlier would redeliver batches in flight."""
+    deadline = time.monotonic() + _OTHERS_TIMEOUT
+    while time.monotonic() < deadline:
+        if not await store.owned_by_others(declared, version):
+            return
+        await asyncio.sleep(_POLL_EVERY)
+
+
+async def close_all(sinks: Iterable[Sink]) -> None:
+    """Close sinks. Log an error of a (third-party) sink and continue with the others."""
+    for sink in sinks:
+        try:
+            await sink.close()
+        except Exception:
+            log.exception("Sink could not be closed")

@@ -1,41 +1,49 @@
-"""Status of a relay inside its process: the wire model (``mailboat_spec.relay_status``), and values for the metrics.
+"""Status of a relay and of its subscriptions, from memory, and the probe that queries the lag beforehand.
 
-`reason_for` maps errors to the machine-readable reasons of Kubernetes conditions.
+The types add values for the metrics to the wire model (``mailboat_spec.relay_status``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from mailboat.delivery.counters import DeliveryHistograms
-from mailboat.errors import (
-    ConfigError,
-    ForeignDatabase,
-    InRecovery,
-    MailboatError,
-    NoSuchSink,
-    SchemaMismatch,
-    SecretMissing,
-)
+from mailboat import errors
+from mailboat.delivery.counters import DeliveryHistograms, Totals
+from mailboat.delivery.partition_worker import PartitionWorker
+from mailboat.delivery.stream import Clock
 from mailboat.store.coverage import Coverage
-from mailboat_spec import Reason, relay_status
+from mailboat.store.outbox_store import Backlog, Lag, OutboxStore, Subscription
+from mailboat_spec import EventSubscription, Reason, full_name, relay_status
+from mailboat_spec.relay_status import PartitionStatus
 
+if TYPE_CHECKING:
+    from mailboat.runtime.session import RelaySession
+    from mailboat.runtime.subscription_set import InvalidSubscription, SubscriptionSet
+
+log = logging.getLogger(__name__)
+
+_SELDOM = 5
+"""Number of intervals between two lag queries for an idle subscription."""
+STALLED_AFTER = 90.0
+"""Seconds without progress of the committer after which only a restart helps. Every wait of the committer ends sooner:
+idle waits after ``ACTIVE_EVERY``, database queries with the statement deadline."""
 # The first match wins, so subclasses come before their base class.
-_REASONS: Final[tuple[tuple[type[MailboatError], Reason], ...]] = (
-    (SecretMissing, Reason.SECRET_NOT_FOUND),
-    (NoSuchSink, Reason.SINK_NOT_SUPPORTED),
-    (ConfigError, Reason.INVALID_SPEC),
-    (SchemaMismatch, Reason.SCHEMA_MISMATCH),
-    (ForeignDatabase, Reason.FOREIGN_DATABASE),
-    (InRecovery, Reason.DATABASE_IN_RECOVERY),
+_REASONS: Final[tuple[tuple[type[errors.MailboatError], Reason], ...]] = (
+    (errors.SecretMissing, Reason.SECRET_NOT_FOUND),
+    (errors.NoSuchSink, Reason.SINK_NOT_SUPPORTED),
+    (errors.ConfigError, Reason.INVALID_SPEC),
+    (errors.SchemaMismatch, Reason.SCHEMA_MISMATCH),
+    (errors.ForeignDatabase, Reason.FOREIGN_DATABASE),
+    (errors.InRecovery, Reason.DATABASE_IN_RECOVERY),
 )
 
 
 class RelayState(StrEnum):
-    """Life-cycle state of a relay."""
-
     CONNECTING = "Connecting"
     RUNNING = "Running"
     FAILED = "Failed"
@@ -45,21 +53,175 @@ class RelayState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStatus(relay_status.SubscriptionStatus):
-    """One subscription, with its histograms."""
-
     meters: DeliveryHistograms | None = field(default=None, metadata={"wire": False})
-    """Histograms for the metrics."""
 
 
 @dataclass(frozen=True)
 class RelayStatus(relay_status.RelayStatus):
-    """One OutboxRelay in one process."""
-
     subscriptions: tuple[SubscriptionStatus, ...] = ()
     coverage: Coverage = field(default_factory=Coverage)
     """Events that no filter matches, and filters that match no event. The same in all relays of an outbox."""
 
 
-def reason_for(error: MailboatError) -> Reason:
+def reason_for(error: errors.MailboatError) -> Reason:
     """Return the reason for an error that keeps a relay or a subscription from running."""
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), Reason.DATABASE_UNREACHABLE)
+
+
+@dataclass(eq=False)
+class LagProbe:
+    """Queries the lag of one subscription at a time, of an idle one less often. Delivery does not depend on it."""
+
+    store: OutboxStore
+    clock: Clock
+    every: float
+    backlogs: dict[int, Backlog] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+    """Subscriptions whose last query failed; their entry in ``backlogs`` is older."""
+    _probed_at: dict[int, float] = field(default_factory=dict)
+
+    async def query(self, subscription: Subscription, *, idle: bool) -> None:
+        number = subscription.number
+        if idle and self.clock() - self._probed_at.get(number, -math.inf) < self.every * _SELDOM:
+            return
+        try:
+            self.backlogs[number] = await self.store.backlog(number)
+            self.errors.pop(number, None)
+        except errors.MailboatError as error:  # other tasks detect a database outage
+            if number not in self.errors:
+                log.warning("Lag query failed: %s", error, extra={"subscription": subscription.name})
+            self.errors[number] = str(error)
+        self._probed_at[number] = self.clock()
+
+    def forget(self, number: int) -> None:
+        self.backlogs.pop(number, None)
+        self.errors.pop(number, None)
+        self._probed_at.pop(number, None)
+
+
+def stalled(session: RelaySession, now: float) -> bool:
+    return now - session.committer.active_at > STALLED_AFTER
+
+
+def subscription_statuses(
+    subscriptions: SubscriptionSet, session: RelaySession | None, totals: Totals, now: float
+) -> tuple[SubscriptionStatus, ...]:
+    """Return the status of all subscriptions, also of those that could not be built."""
+    failed = [_failed_status(each, totals) for each in subscriptions.failed.values()]
+    built = [subscription_status(each.resource, session, totals, now) for each in subscriptions.parts.values()]
+    return tuple(sorted((*failed, *built), key=lambda status: status.name))
+
+
+def _failed_status(failed: InvalidSubscription, totals: Totals) -> SubscriptionStatus:
+    name = full_name(failed.resource)
+    return SubscriptionStatus(
+        name=name,
+        sink=failed.resource.spec.sink.kind,
+        state="Failed",
+        partitions=failed.resource.spec.partitions,
+        published=totals.delivered[name],
+        refused=totals.refused[name],
+        sink_reachable=False,
+        last_error=failed.error,
+        last_error_age=0.0,
+        reason=failed.reason,
+    )
+
+
+def subscription_status(
+    resource: EventSubscription, session: RelaySession | None, totals: Totals, now: float = 0.0
+) -> SubscriptionStatus:
+    """Return the status, limited to the partitions that this relay owns or reports. ``now``: by the session's clock."""
+    name = full_name(resource)
+    meters = totals.meters[name]
+    number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None
+    held = [each for key, each in session.owned.items() if key.subscription == number] if session else []
+    workers = sorted((each.worker for each in held), key=lambda worker: worker.lease.key.partition)
+    past, past_age = _last_error(workers, totals.last_error.get(name), now)
+    unconnected = SubscriptionStatus(
+        name=name,
+        sink=resource.spec.sink.kind,
+        partitions=resource.spec.partitions,
+        published=totals.delivered[name] + sum(w.counters.delivered for w in workers),
+        refused=totals.refused[name] + sum(w.counters.refused for w in workers),
+        rate=meters.rate.at(now),
+        sink_reachable=None,
+        last_error=past,
+        last_error_age=past_age,
+        meters=meters,
+    )
+    if session is None or number is None:
+        return unconnected
+    subscription, stream = session.subscriptions[number], session.streams[number]
+    backlog, probe_error = session.lag.backlogs.get(number), session.lag.errors.get(number)
+    owned = _owned(session, number, workers)
+    orphans = _counted(sorted(session.orphans.get(number, ())), backlog) if backlog else []
+    counted = [*owned, *orphans]
+    unavailable = next((w.counters.unavailable for w in workers if w.counters.unavailable), None) or stream.problem
+    full = next((w.parked.problem for w in workers if w.parked.problem), None)
+    current = unavailable or stream.dead_topic.problem or full
+    lag_error = f"lag is as it was last known: {probe_error}" if probe_error else None
+    return replace(
+        unconnected,
+        state="Paused" if subscription.paused else "Running",
+        partitions=subscription.partitions,
+        lag=sum(p.lag for p in counted),
+        lag_bounded=any(p.lag_bounded for p in counted),
+        oldest_age=max((p.oldest_age for p in counted if p.oldest_age is not None), default=None),
+        parked=sum(p.parked for p in counted),
+        dead=backlog.dead if backlog else 0,
+        sink_reachable=False if unavailable else True if stream.ready else None,
+        last_error=current or past or lag_error,
+        last_error_age=0.0 if current or (lag_error and not past) else past_age,
+        blocked=backlog.blocked if backlog else 0,
+        owned=tuple(owned),
+        orphans=tuple(orphans),
+        owners={h.key.partition: h.owner for h in session.membership.holdings if h.key.subscription == number}
+        if session.membership
+        else {},
+    )
+
+
+def _owned(session: RelaySession, number: int, workers: Iterable[PartitionWorker]) -> list[PartitionStatus]:
+    """Return the status of the partitions that this relay delivers or, of a pull subscription, reports."""
+    backlog, caught_up = session.lag.backlogs.get(number), session.caught_up(number)
+    if number in session.reported:
+        return _counted(range(session.subscriptions[number].partitions), backlog)
+    unknown = Lag(0, None, bounded=number in session.lag.errors and not caught_up)
+    found = []
+    for worker in workers:
+        partition, parked = worker.lease.key.partition, worker.parked
+        lag = backlog.partitions.get(partition, Lag(0, None)) if backlog and not caught_up else unknown
+        pending = max(lag.pending, worker.pending)
+        age = lag.oldest_age if pending else None
+        error = parked.problem or worker.counters.current_error(parked.count)
+        published = worker.counters.delivered
+        found.append(PartitionStatus(partition, pending, lag.bounded, age, parked.count, published, error))
+    return found
+
+
+def _last_error(
+    workers: Sequence[PartitionWorker], ended: tuple[str, float] | None, now: float
+) -> tuple[str | None, float | None]:
+    """Return the newest error that no success has followed, with its age; (None, None) without one."""
+    found = [
+        (worker.counters.error_at, error)
+        for worker in workers
+        if (error := worker.counters.current_error(worker.parked.count)) is not None
+    ]
+    if ended is not None and all(worker.counters.delivered_at <= ended[1] for worker in workers):
+        found.append((ended[1], ended[0]))
+    if not found:
+        return None, None
+    at, newest = max(found)
+    return newest, now - at
+
+
+def _counted(partitions: Iterable[int], backlog: Backlog | None) -> list[PartitionStatus]:
+    """Return the status of partitions that this relay does not deliver: of consumers, or of a silent relay."""
+    counts = backlog or Backlog()
+    lags = [(partition, counts.partitions.get(partition, Lag(0, None))) for partition in partitions]
+    return [
+        PartitionStatus(partition, lag.pending, lag.bounded, lag.oldest_age, counts.parked.get(partition, 0), 0, None)
+        for partition, lag in lags
+    ]

@@ -35,13 +35,14 @@ class Secrets:
 
     def read(self, name: str, key: str) -> str:
         """Return one value. Raise ``ConfigError`` with the places searched."""
-        places, remedy = f"${_variable(name, key)}", f"it, or into {name}/{key} of a folder that --secrets-dir names"
+        variable = _variable(name, key)
+        places, remedy = f"${variable}", f"it, or into {name}/{key} of a folder that --secrets-dir names"
         if self._folder is not None:
             path = _path(self._folder, name, key)
             if (found := _read_file(path)) is not None:
                 return found
             places, remedy = f"{path} and {places}", "one of them"
-        if (found := self._environment.get(_variable(name, key))) is not None:
+        if (found := self._environment.get(variable)) is not None:
             return found
         raise SecretMissing(
             f"key {key} of secret {name} was not found. Looked for {places}. Put the value into {remedy}."
@@ -77,7 +78,6 @@ def _path(folder: Path, *parts: str) -> Path:
 
 
 def _read_file(path: Path) -> str | None:
-    """Return the value in a file, or None if there is no file."""
     try:
         if path.stat().st_size > _LARGEST:
             raise ConfigError(f"{path} is larger than 1 MiB: that is no secret. Check what --secrets-dir names.")
@@ -92,9 +92,9 @@ def _read_file(path: Path) -> str | None:
 
 
 def _read_folder(folder: Path) -> dict[str, str]:
-    """Return all keys of a secret. A missing optional Secret is mounted as an empty folder."""
     try:
         # Kubernetes keeps internal links beside the keys; their names begin with two dots.
+        # A missing optional Secret is an empty folder.
         files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith(".."))
     except (FileNotFoundError, NotADirectoryError):
         return {}
@@ -108,7 +108,6 @@ def _variable(name: str, key: str) -> str:
 
 
 def secrets_folder(directory: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """Return the secrets folder if the argument or the environment names one."""
     return directory or (Path(named) if (named := environment.get(DIRECTORY_VARIABLE)) else None)
 
 
@@ -122,7 +121,6 @@ def existing_secrets_folder(directory: Path | None, environment: Mapping[str, st
 
 
 def find_secrets(directory: Path | None, environment: Mapping[str, str]) -> Secrets:
-    """Return the secrets of the folder, if the argument or the environment names one, and of the environment."""
     return Secrets(secrets_folder(directory, environment), environment)
 
 

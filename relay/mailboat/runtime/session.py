@@ -1,7 +1,5 @@
 """One connected period of a relay: from registration to an orderly release, or to the loss of the database.
 
-Subscriptions are added and removed independently while a session runs (``admit``, ``withdraw``).
-
 The session owns all state in memory. If the database becomes unavailable or another server answers, the session ends
 with ``DatabaseUnavailable`` and its state is discarded, because none of it can be trusted.
 
@@ -17,7 +15,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -29,8 +27,8 @@ from mailboat.delivery.rebalance import decide, live_relays, orphans, reporter
 from mailboat.delivery.stream import Checkpoint, CheckpointHook, Clock, DeliverySession, Stream
 from mailboat.delivery.window_feeder import WindowFeeder
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError
-from mailboat.runtime.lag_probe import LagProbe
-from mailboat.runtime.sink_start import await_dead_letter_topic, open_sink
+from mailboat.runtime.relay_status import LagProbe
+from mailboat.runtime.subscription_set import await_dead_letter_topic, open_sink
 from mailboat.runtime.timings import Timings
 from mailboat.store.outbox_store import (
     Cursor,
@@ -53,57 +51,45 @@ class _Owned:
     task: asyncio.Task[None]
 
 
+@dataclass(eq=False)
 class RelaySession(DeliverySession):
-    """State and tasks of a connected relay."""
+    """State and tasks of a connected relay. `DeliverySession` documents the methods that the workers call."""
 
-    def __init__(
-        self,
-        store: OutboxStore,
-        me: str,
-        streams: Mapping[int, Stream],
-        subscriptions: Mapping[int, Subscription],
-        wake: WakeSettings,
-        timings: Timings,
-        totals: Totals,
-        clock: Clock,
-        on_checkpoint: CheckpointHook,
-        oldest_snapshot: Callable[[], timedelta] = timedelta,
-    ) -> None:
-        self.streams = dict(streams)
-        self.subscriptions = dict(subscriptions)
-        self.membership: Membership | None = None
-        self.lag = LagProbe(store, clock, timings.probe_every)
-        self.committer = ProgressCommitter(store, wake, clock, self, on_checkpoint)
-        self.owned: dict[CursorKey, _Owned] = {}
-        self.reported: frozenset[int] = frozenset()
-        """Pull subscriptions whose lag this relay reports. One relay reports all partitions of a subscription."""
-        self.orphans: Mapping[int, frozenset[int]] = {}
-        """Partitions by subscription whose owner is silent or missing, and whose lag this relay reports meanwhile."""
-        self._store = store
-        self._me = me
-        self._timings = timings
-        self._totals = totals
-        self._clock = clock
-        self._on_checkpoint = on_checkpoint
-        self._oldest_snapshot = oldest_snapshot
-        self._readers: set[WindowFeeder] = set()
-        self._releasing: set[CursorKey] = set()
-        self._retirements: dict[asyncio.Task[None], int] = {}
-        """Tasks that release partitions, with the subscription of each."""
-        self._lease_until = clock() + timings.trusted  # the leases began when the store was joined
-        self._follow_task: asyncio.Task[None] | None = None
-        self._unheld_since: dict[CursorKey, float] = {}
-        self._open_tasks: dict[int, asyncio.Task[None]] = {}
-        self._withdrawing: set[int] = set()
-        self._admitted_at = -math.inf
-        self._group: asyncio.TaskGroup
-        self._stop: asyncio.Event
+    store: OutboxStore
+    me: str
+    streams: dict[int, Stream]
+    subscriptions: dict[int, Subscription]
+    wake: InitVar[WakeSettings]
+    timings: Timings
+    totals: Totals
+    clock: Clock
+    on_checkpoint: CheckpointHook
+    oldest_snapshot: Callable[[], timedelta] = timedelta
+    membership: Membership | None = None
+    owned: dict[CursorKey, _Owned] = field(default_factory=dict)
+    reported: frozenset[int] = frozenset()
+    """Pull subscriptions whose lag this relay reports. One relay reports all partitions of a subscription."""
+    orphans: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """Partitions by subscription whose owner is silent or missing, and whose lag this relay reports meanwhile."""
+    _readers: set[WindowFeeder] = field(default_factory=set)
+    _releasing: set[CursorKey] = field(default_factory=set)
+    _retirements: dict[asyncio.Task[None], int] = field(default_factory=dict)
+    """Tasks that release partitions, with the subscription of each."""
+    _follow_task: asyncio.Task[None] | None = None
+    _unheld_since: dict[CursorKey, float] = field(default_factory=dict)
+    _open_tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _withdrawing: set[int] = field(default_factory=set)
+    _admitted_at: float = -math.inf
+    _group: asyncio.TaskGroup = field(init=False)
+    _stop: asyncio.Event = field(init=False)
+
+    def __post_init__(self, wake: WakeSettings) -> None:
+        self.lag = LagProbe(self.store, self.clock, self.timings.probe_every)
+        self.committer = ProgressCommitter(self.store, wake, self.clock, self, self.on_checkpoint)
+        self._lease_until = self.clock() + self.timings.trusted  # the leases began when the store was joined
 
     async def run(self, stop: asyncio.Event, *extra: Coroutine[Any, Any, None]) -> None:
-        """Run until ``stop`` is set or the database is lost.
-
-        The coroutines in ``extra`` are cancelled with the session. An error of one of them ends the session.
-        """
+        """Run until ``stop`` is set or the database is lost. ``extra`` is cancelled with it, and its errors end it."""
         self._stop = stop
         try:
             async with asyncio.TaskGroup() as self._group:
@@ -127,17 +113,16 @@ class RelaySession(DeliverySession):
     # -- subscriptions -----------------------------------------------------------------------------------------------
 
     def admit(self, subscription: Subscription, stream: Stream) -> None:
-        """Start to deliver a subscription that is already declared in the store."""
+        """Start to deliver a subscription that is declared in the store, independently of the others."""
         self.streams[subscription.number] = stream
         self.subscriptions[subscription.number] = subscription
-        self._admitted_at = self._clock()
+        self._admitted_at = self.clock()
         self._open(stream)
 
     async def withdraw(self, number: int, *, keep: bool) -> None:
         """Stop delivering a subscription: finish the batches in flight, settle, and release its partitions.
 
-        ``keep``: do not release the partitions, because this relay admits the subscription again immediately. Other
-        subscriptions are not interrupted.
+        ``keep``: do not release the partitions, because this relay admits the subscription again immediately.
         """
         self._withdrawing.add(number)
         self.reported -= {number}
@@ -147,7 +132,7 @@ class RelaySession(DeliverySession):
         del self.streams[number], self.subscriptions[number]
         self.lag.forget(number)
         self._withdrawing.discard(number)
-        self._store.withdraw(number)
+        self.store.withdraw(number)
 
     def _open(self, stream: Stream) -> None:
         self._open_tasks[stream.number] = self._group.create_task(self._start_sink(stream))
@@ -164,13 +149,13 @@ class RelaySession(DeliverySession):
     async def _watch(self, stop: asyncio.Event) -> None:
         """Send heartbeats. Claims run in a task of their own: a slow one must not delay the next heartbeat."""
         while True:
-            began = self._clock()
-            membership = await self._store.beat()
-            self._lease_until = began + self._timings.trusted
+            began = self.clock()
+            membership = await self.store.beat()
+            self._lease_until = began + self.timings.trusted
             if not stop.is_set() and (self._follow_task is None or self._follow_task.done()):
                 self._follow_task = self._group.create_task(self._follow(membership, began))
-            while (left := began + self._timings.beat_every - self._clock()) > 0:
-                if await self._store.wait_for_notification(left):
+            while (left := began + self.timings.beat_every - self.clock()) > 0:
+                if await self.store.wait_for_notification(left):
                     self.committer.notified()
 
     async def _guard_leases(self) -> None:
@@ -178,32 +163,31 @@ class RelaySession(DeliverySession):
         while (left := self.lease_left()) > 0:  # noqa: ASYNC110 - a heartbeat moves the end and wakes nobody
             await asyncio.sleep(left)
         raise DatabaseUnavailable(
-            f"no heartbeat reached the database for {self._timings.trusted:.0f} s, so this relay gave up its"
+            f"no heartbeat reached the database for {self.timings.trusted:.0f} s, so this relay gave up its"
             " partitions: others may take them over"
         )
 
     async def _follow(self, membership: Membership, queried_at: float) -> None:
-        """Claim and release partitions according to the membership."""
         if queried_at <= self._admitted_at:  # the query may not include a subscription that was admitted since
             return
         before, self.membership = self.membership, membership
-        now = self._clock()
+        now = self.clock()
         self._notice_changes(membership.subscriptions)
         alive = live_relays(membership)
-        self._log_peers(alive, live_relays(before) if before is not None else {self._me})
+        self._log_peers(alive, live_relays(before) if before is not None else {self.me})
         self.reported = frozenset(
             number
             for number, stream in self.streams.items()
-            if stream.pulled and number not in self._withdrawing and reporter(membership, number) == self._me
+            if stream.pulled and number not in self._withdrawing and reporter(membership, number) == self.me
         )
-        self.orphans = orphans(membership, self._me, self.streams.keys() - self._withdrawing)
+        self.orphans = orphans(membership, self.me, self.streams.keys() - self._withdrawing)
         unheld = {h.key for h in membership.holdings if h.owner not in alive}
         self._unheld_since = {key: self._unheld_since.get(key, now) for key in unheld}
         for holding in membership.holdings:
-            if holding.owner != self._me and holding.key not in self._releasing:
+            if holding.owner != self.me and holding.key not in self._releasing:
                 self.lease_lost(holding.key)
         held = frozenset(self.owned) | self._releasing
-        moves = decide(self._me, membership, held, self._unheld_since, now, self._timings.grace)
+        moves = decide(self.me, membership, held, self._unheld_since, now, self.timings.grace)
         for key, owned in self.owned.items():
             if key in membership.due:
                 owned.worker.check_parked()
@@ -211,22 +195,22 @@ class RelaySession(DeliverySession):
                 owned.worker.wake()
         self._release(moves.release - self._releasing)
         if claim := [key for key in moves.claim if self._delivers(key)]:
-            claimed = await self._start_workers(await self._store.claim(claim))
+            claimed = await self._start_workers(await self.store.claim(claim))
             self._log_claims(claimed, membership, alive)
         elif not held and not self.reported and not self.orphans:
-            await self._store.close_unused()
-        if self._oldest_snapshot().total_seconds() >= self._timings.old_snapshot:
+            await self.store.close_unused()
+        if self.oldest_snapshot().total_seconds() >= self.timings.old_snapshot:
             self._release([key for key in self.owned if self._needs_renewal(key)], renew=True)
 
     def _needs_renewal(self, key: CursorKey) -> bool:
         """Return whether a lease should be renewed now. While a snapshot is held, Postgres keeps the former versions of
         a cursor. A lookup by epoch passes those since the last renewal."""
         idle = self.committer.at_head(key) and self.owned[key].worker.pending == 0
-        return idle and self.committer.windows(key) >= self._timings.renew_after
+        return idle and self.committer.windows(key) >= self.timings.renew_after
 
     def _log_peers(self, alive: set[str], before: set[str]) -> None:
         for event, peers in (("Relay joined", alive - before), ("Relay left", before - alive)):
-            for peer in sorted(peers - {self._me}):
+            for peer in sorted(peers - {self.me}):
                 log.info(event, extra={"id": peer, "relays": len(alive)})
 
     def _log_claims(self, claimed: Sequence[CursorKey], membership: Membership, alive: set[str]) -> None:
@@ -246,21 +230,15 @@ class RelaySession(DeliverySession):
         return key.subscription in self.streams and key.subscription not in self._withdrawing
 
     def _notice_changes(self, states: Mapping[int, Subscription]) -> None:
-        for number, subscription in self.subscriptions.items():
-            current = states.get(number)
+        for number, known in self.subscriptions.items():
             if number in self._withdrawing:
                 continue
-            if current is None or (current.partitions, current.generation) != (
-                subscription.partitions,
-                subscription.generation,
-            ):
-                raise LeaseLost(
-                    f"subscription {subscription.name} was deleted or repartitioned: starting a new session"
-                )
+            current = states.get(number)
+            if current is None or current.partitions != known.partitions or current.generation != known.generation:
+                raise LeaseLost(f"subscription {known.name} was deleted or repartitioned: starting a new session")
             self.set_paused(number, current.paused)
 
     def set_paused(self, number: int, paused: bool) -> None:
-        """Pause or resume a subscription that this session delivers."""
         subscription = self.subscriptions[number]
         if paused == subscription.paused:
             return
@@ -282,7 +260,7 @@ class RelaySession(DeliverySession):
                 withdrawn.append(cursor.lease)
                 continue
             paused = self.subscriptions[key.subscription].paused
-            worker = PartitionWorker(cursor, self.streams[key.subscription], self._store, self)
+            worker = PartitionWorker(cursor, self.streams[key.subscription], self.store, self)
             worker.pause(paused)
             self.owned[key] = _Owned(worker, self._group.create_task(self._run(worker)))
             settled_snapshot = None if cursor.window else cursor.settled_snapshot
@@ -293,24 +271,23 @@ class RelaySession(DeliverySession):
                 reopened[cursor.window][key] = worker
             started.append(key)
         if self.owned:
-            self._on_checkpoint(Checkpoint.CLAIMED)
+            self.on_checkpoint(Checkpoint.CLAIMED)
         for window, members in reopened.items():
-            self.read(WindowFeeder(self._store, window, members, self, self._on_checkpoint))
+            self.read(WindowFeeder(self.store, window, members, self, self.on_checkpoint))
         if withdrawn:
-            await self._store.release(withdrawn)
+            await self.store.release(withdrawn)
         return started
 
     async def _run(self, worker: PartitionWorker) -> None:
         try:
             await worker.run()
         finally:
-            self._totals.add(worker.stream.name, worker.counters)
+            self.totals.add(worker.stream.name, worker.counters)
             worker.stream.health.released(worker.lease.key.partition)
             worker.counters.delivered = worker.counters.refused = 0
 
     def lease_left(self) -> float:
-        """Return the seconds for which this relay may publish under its leases."""
-        return self._lease_until - self._clock()
+        return self._lease_until - self.clock()
 
     def _release(self, keys: Iterable[CursorKey], *, keep: bool = False, renew: bool = False) -> None:
         """Release partitions with one task per subscription, so that a hanging sink does not delay other releases."""
@@ -335,9 +312,8 @@ class RelaySession(DeliverySession):
         self._releasing |= releasing.keys()
         for owned in releasing.values():
             owned.worker.stop()
-        _, unfinished = await asyncio.wait(
-            {owned.task for owned in releasing.values()}, timeout=self._timings.drain_within
-        )
+        tasks = [owned.task for owned in releasing.values()]
+        _, unfinished = await asyncio.wait(tasks, timeout=self.timings.drain_within)
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
@@ -347,14 +323,13 @@ class RelaySession(DeliverySession):
                 self._forget(key)
         leases = [owned.worker.lease for owned in releasing.values()]
         if renew and not self._stop.is_set():
-            await self._start_workers(await self._store.renew(leases))
+            await self._start_workers(await self.store.renew(leases))
         elif not keep:
-            await self._store.release(leases)
+            await self.store.release(leases)
         self._releasing -= releasing.keys()
-        self._on_checkpoint(Checkpoint.RELEASED)
+        self.on_checkpoint(Checkpoint.RELEASED)
 
     def lease_lost(self, key: CursorKey) -> None:
-        """Stop the worker of a partition that another relay owns, without settling (G5)."""
         owned = self.owned.get(key)
         if owned is not None:
             log.warning("Partition was taken over by another relay", extra={"partition": key.partition})
@@ -371,41 +346,35 @@ class RelaySession(DeliverySession):
     # -- windows -----------------------------------------------------------------------------------------------------
 
     def settle(self, settlement: Settlement) -> None:
-        """Queue progress for the next tick."""
         self.committer.settle(settlement)
 
     async def commit(self, settlement: Settlement) -> None:
-        """Queue progress and return after its commit."""
         await self.committer.commit(settlement)
 
     def window_opened(self, opened: Opened) -> None:
-        """Pass the events of a newly opened window to the workers of its partitions."""
         candidates = ((lease, self.owned.get(lease.key)) for lease in opened.members)
         workers = {
             lease.key: owned.worker for lease, owned in candidates if owned is not None and owned.worker.lease == lease
         }
         if opened.events is None:
-            self.read(WindowFeeder(self._store, opened.window, workers, self, self._on_checkpoint))
+            self.read(WindowFeeder(self.store, opened.window, workers, self, self.on_checkpoint))
             return
         for key, worker in workers.items():
             events = opened.events[key]
             worker.offer(opened.window, events, events[-1].id, last=True)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task of the session. If it fails, the session ends with its error."""
         return self._group.create_task(work)
 
     def read(self, reader: WindowFeeder) -> None:
-        """Start a reader as a task of the session."""
         self._readers.add(reader)
         self._group.create_task(reader.run()).add_done_callback(lambda _: self._readers.discard(reader))
 
     # -- lag ---------------------------------------------------------------------------------------------------------
 
     async def _probe(self) -> None:
-        """Query the lag of each subscription that this relay delivers or reports."""
         while True:
-            await asyncio.sleep(self._timings.probe_every)
+            await asyncio.sleep(self.timings.probe_every)
             for number in {key.subscription for key in self.owned} | self.reported | self.orphans.keys():
                 idle = number not in self.reported and number not in self.orphans and self.caught_up(number)
                 if (subscription := self.subscriptions.get(number)) is not None:

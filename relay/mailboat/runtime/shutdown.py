@@ -4,9 +4,8 @@ Life of a process: *Starting* (nothing is in flight, a signal exits with 0 at on
 an event, a second one exits at once: ``mailboat_spec.stop_signals``).
 
 Kubernetes sends SIGTERM at any time, also while modules are imported. The kernel discards signals without a handler for
-the first process of a container, so a process without one would be killed after the whole grace period.
-
-Imports nothing that is slow to import: the handlers are installed before everything else.
+the first process of a container, so a process without one would be killed after the whole grace period. So the handlers
+are installed before everything else, and this module imports nothing that is slow to import.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
 T = TypeVar("T")
-
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -51,10 +49,7 @@ async def first_of(*events: asyncio.Event, timeout: float | None = None) -> None
 async def unless_stopped(
     stop: asyncio.Event, work: Coroutine[Any, Any, T], in_the_middle: Callable[[], bool] = bool
 ) -> T:
-    """Return the result of ``work``. If ``stop`` is set, cancel ``work`` unless ``in_the_middle`` returns True.
-
-    Raises ``StopRequested`` if the work was cancelled.
-    """
+    """Return the result of ``work``. On a stop, cancel it unless ``in_the_middle``, and raise ``StopRequested``."""
     task = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:

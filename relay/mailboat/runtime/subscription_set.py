@@ -3,23 +3,30 @@
 A relay that follows its configuration builds one set after another. An unchanged subscription keeps its sink and thus
 the connections to the destination; a database outage does not reconnect the sinks either. A subscription that can't be
 built does not affect the others.
+
+A session opens each sink, then checks its dead-letter topic. Both are retried with back-off. Without the check, a
+misspelled topic is reported with the first dead letter, which may be months later. Delivery does not wait for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
 from mailboat.cloudevents import MessageEncoder
-from mailboat.delivery.backoff import Backoff
+from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, OUTAGE_BACKOFF, Backoff
 from mailboat.delivery.counters import DeliveryHistograms
+from mailboat.delivery.parked_keys import dead_letter_topic_error
+from mailboat.delivery.publish import as_unavailable
 from mailboat.delivery.stream import CheckpointHook, Stream, StreamSettings
-from mailboat.errors import ConfigError
+from mailboat.errors import ConfigError, SinkUnavailable
 from mailboat.runtime.relay_status import reason_for
 from mailboat.runtime.secrets import Secrets
-from mailboat.sinks.protocol import Sink, SinkContext
+from mailboat.sinks.protocol import ChecksTopics, Sink, SinkContext
 from mailboat.sinks.registry import build_sink
 from mailboat.store.outbox_store import Subscription
 from mailboat_spec import EventSubscription, OnExhausted, Ordering, Reason, SecretKeyRef, full_name
@@ -42,7 +49,7 @@ class StreamParts:
 
     @property
     def pulled(self) -> bool:
-        """Whether the subscription is a pull subscription, whose partitions belong to consumers."""
+        """Whether the partitions belong to consumers."""
         return self.resource.spec.sink.pull is not None
 
     def continues(self, before: StreamParts) -> bool:
@@ -54,7 +61,6 @@ class StreamParts:
     def stream(
         self, subscription: Subscription, meters: DeliveryHistograms, random: Random, on_checkpoint: CheckpointHook
     ) -> Stream:
-        """Create the stream for one connected period."""
         spec, delivery, backoff = self.resource.spec, self.resource.spec.delivery, self.resource.spec.delivery.backoff
         settings = StreamSettings(
             spec.batch_size,
@@ -81,8 +87,6 @@ class StreamParts:
 
 @dataclass(frozen=True, slots=True)
 class InvalidSubscription:
-    """A subscription that could not be built."""
-
     resource: EventSubscription
     error: str
     reason: Reason
@@ -90,23 +94,24 @@ class InvalidSubscription:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSet:
-    """Subscription set by name. Each subscription is either in ``parts`` or in ``failed``."""
+    """Each subscription is, by its name, either in ``parts`` or in ``failed``."""
 
     parts: Mapping[str, StreamParts] = field(default_factory=dict)
     failed: Mapping[str, InvalidSubscription] = field(default_factory=dict)
 
-    def replaced_by(self, after: SubscriptionSet) -> list[Sink]:
-        """Return the sinks that ``after`` no longer uses."""
-        used = {id(parts.sink) for parts in after.parts.values()}
-        return [parts.sink for parts in self.parts.values() if id(parts.sink) not in used]
+    def needs(self, secrets: Secrets) -> bool:
+        """Return whether a subscription must be rebuilt for a changed secret, or a failed one may succeed now.
+
+        A removed secret is no reason to rebuild: a running subscription continues with the values it has.
+        """
+        for parts in self.parts.values():
+            with suppress(ConfigError):
+                if _sink_context(parts.resource, secrets) != parts.context:
+                    return True
+        return bool(self.failed)
 
 
-def build_subscriptions(subscriptions: Iterable[EventSubscription], secrets: Secrets) -> SubscriptionSet:
-    """Build all subscriptions or raise ``ConfigError``: for a relay whose manifests are fixed before a restart."""
-    return SubscriptionSet({full_name(each): _build(each, secrets) for each in subscriptions})
-
-
-def rebuild_subscriptions(
+def build_subscriptions(
     subscriptions: Iterable[EventSubscription], secrets: Secrets, before: SubscriptionSet
 ) -> SubscriptionSet:
     """Build the subscriptions and report those that can't be built as failed."""
@@ -115,7 +120,7 @@ def rebuild_subscriptions(
     for resource in subscriptions:
         name = full_name(resource)
         try:
-            parts[name] = _build(resource, secrets, before.parts.get(name))
+            parts[name] = build_subscription(resource, secrets, before.parts.get(name))
         except ConfigError as error:
             failed[name] = InvalidSubscription(resource, str(error), reason_for(error))
         except Exception as error:  # an error of a third-party sink must not affect the others
@@ -127,27 +132,8 @@ def rebuild_subscriptions(
     return SubscriptionSet(parts, failed)
 
 
-def needs_new_secrets(subscription_set: SubscriptionSet, secrets: Secrets) -> bool:
-    """Return whether a subscription must be rebuilt for a changed secret, or a failed one may succeed now.
-
-    A removed secret is no reason to rebuild: a running subscription continues with the values it has.
-    """
-    if subscription_set.failed:
-        return True
-    for parts in subscription_set.parts.values():
-        try:
-            if _sink_context(parts.resource, secrets) != parts.context:
-                return True
-        except ConfigError:
-            continue
-    return False
-
-
-def _build(resource: EventSubscription, secrets: Secrets, before: StreamParts | None = None) -> StreamParts:
-    """Build the parts of a subscription. If sink and context are unchanged, keep the sink of ``before``.
-
-    Raise ``ConfigError`` if the manifest can't be satisfied.
-    """
+def build_subscription(resource: EventSubscription, secrets: Secrets, before: StreamParts | None = None) -> StreamParts:
+    """Return the parts of a subscription, with the sink of ``before`` if it is unchanged. May raise ``ConfigError``."""
     spec = resource.spec
     kept = before if before is not None and before.resource.spec.sink == spec.sink else None
     try:
@@ -165,7 +151,7 @@ def _build(resource: EventSubscription, secrets: Secrets, before: StreamParts | 
 
 
 def _sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
-    """Return the context of the sink: name, timeout and secrets. Raise ``ConfigError`` if a secret is missing."""
+    """Raise ``ConfigError`` if a secret of the sink is missing."""
     found: dict[str, str] = {}
     for reference in resource.spec.sink.chosen.secret_refs():
         if isinstance(reference, SecretKeyRef):
@@ -173,3 +159,42 @@ def _sink_context(resource: EventSubscription, secrets: Secrets) -> SinkContext:
         else:
             found |= secrets.all(reference.name)
     return SinkContext(full_name(resource), resource.spec.delivery.timeout.seconds, found)
+
+
+async def open_sink(stream: Stream) -> None:
+    """Open the sink of a stream. Report each failure in the status and retry."""
+    failures = 0
+    while not stream.ready:
+        try:
+            await stream.sink.open()
+            stream.ready, stream.problem = True, None
+            stream.health.reachable(stream.clock())
+        except Exception as error:  # an unexpected error of a sink must not end the other subscriptions
+            reason = error if isinstance(error, SinkUnavailable) else as_unavailable(stream, error)
+            stream.health.unavailable(str(reason), stream.clock())
+            stream.problem, failures = str(reason), failures + 1
+            await asyncio.sleep(OUTAGE_BACKOFF.delay(failures, stream.random))
+
+
+async def await_dead_letter_topic(stream: Stream) -> None:
+    """Report a missing dead-letter topic in the status until it exists."""
+    topic, sink, dead_topic = stream.dead_letter_topic, stream.sink, stream.dead_topic
+    if topic is None or not isinstance(sink, ChecksTopics):
+        return
+    about = {"subscription": stream.name, "topic": topic}
+    failures, problem = 0, None
+    while True:
+        try:
+            await sink.check_topic(topic)
+            break
+        except SinkUnavailable as error:
+            message = dead_letter_topic_error(error)
+            if problem is None:
+                log.warning("Dead-letter topic is not available: %s", message, extra=about)
+            problem = f"the dead-letter topic {topic} is not available: {message}"
+            dead_topic.problem = dead_topic.problem or problem
+        failures += 1
+        await asyncio.sleep(DEAD_TOPIC_BACKOFF.delay(failures, stream.random))
+    if problem is not None and dead_topic.problem is not None:
+        dead_topic.problem = None
+        log.info("Dead-letter topic is available", extra=about)

@@ -1,4 +1,4 @@
-"""Intervals and limits of a relay."""
+"""Intervals and limits of a relay, in seconds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Intervals and limits of a relay, in seconds."""
-
     beat_every: float = 1.0
     lease_ttl: float = 15.0
     """Silence after which other relays take over. The relay itself trusts its leases for two thirds of it
@@ -22,7 +20,6 @@ class Timings:
     """Time after which a database that does not answer counts as unavailable."""
     drain_within: float = 20.0
     """Time that an orderly stop waits for batches in flight."""
-
     old_snapshot: float = 30.0
     """Age of the oldest snapshot of the database from which leases are renewed."""
     renew_after: int = 200

@@ -19,7 +19,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString, TypeVar
+from typing import Any, Final, LiteralString, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
@@ -353,6 +353,12 @@ class PostgresConnection:
             asyncio.get_running_loop().remove_reader(self._listener)
             os.close(self._listener)
             self._listener = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self, *, at_once: bool = False) -> None:
         """Close the connection once the operation in progress has ended; if ``at_once``, it fails. Idempotent."""

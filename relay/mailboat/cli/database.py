@@ -1,13 +1,17 @@
-"""``migrate``, ``verify``, ``maintain``, ``rebase``: the database side of an outbox."""
+"""Commands that change a database: its schema and time partitions, or one of its subscriptions."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import click
 
-from mailboat.cli.options import ManifestSource, Outbox, for_each_outbox, with_manifests
+from mailboat.cli.options import ManifestSource, Outbox, find_subscription, for_each_outbox, with_manifests
 from mailboat.cli.output import counted
 from mailboat.errors import ConfigError
 from mailboat.runtime.maintenance import RetentionClock, limits
+from mailboat.store.admin.overview import forget as forget_subscription
+from mailboat.store.admin.overview import relays_serving, set_state
 from mailboat.store.cursor_changes import rebase as rebase_cursors
 from mailboat.store.schema.migrate import MigrationScript, pending_migrations
 from mailboat.store.schema.migrate import migrate as apply_migrations
@@ -31,26 +35,19 @@ async def migrate(source: ManifestSource, dry_run: bool, sql: bool) -> None:
     """
     migrations = MigrationScript()
     for outbox in source.outboxes():
-        await (_print_sql(outbox, migrations) if sql else _migrate(outbox, dry_run))
-
-
-async def _print_sql(outbox: Outbox, migrations: MigrationScript) -> None:
-    async with outbox.link("migrate") as link:
-        script = await migrations.script(link, outbox.table)
-    about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
-    click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
+        if not sql:
+            await _migrate(outbox, dry_run)
+            continue
+        async with outbox.link("migrate") as link:
+            script = await migrations.script(link, outbox.table)
+        about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
+        click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
 
 
 async def _migrate(outbox: Outbox, dry_run: bool) -> None:
     if not outbox.relay.spec.outbox.manage_schema:
         return await _verify(outbox)
-    printed: set[str] = set()
-
-    def print_once(reason: str) -> None:
-        if reason not in printed:
-            printed.add(reason)
-            _print(outbox, reason)
-
+    print_once = cache(lambda reason: _print(outbox, reason))
     async with outbox.link("migrate") as link:
         if dry_run:
             steps = await pending_migrations(link)
@@ -142,3 +139,58 @@ async def rebase(outbox: Outbox, yes: bool, same_history: bool) -> None:
 
 def _print(outbox: Outbox, message: str) -> None:
     click.echo(f"{full_name(outbox.relay)}: {safe(message)}")
+
+
+@click.command()
+@click.argument("name")
+@with_manifests
+@click.option("--reason", help="Why, for those who find it paused.")
+async def pause(source: ManifestSource, name: str, reason: str | None) -> None:
+    """Stop delivering to subscription NAME; nothing is lost.
+
+    The same as: update mailboat.subscriptions set state = 'Paused' where name = ...
+    """
+    await _set_state(source, name, "Paused", reason)
+
+
+@click.command()
+@click.argument("name")
+@with_manifests
+async def resume(source: ManifestSource, name: str) -> None:
+    """Go on delivering to subscription NAME, where it stopped."""
+    await _set_state(source, name, "Running", None)
+
+
+async def _set_state(source: ManifestSource, name: str, state: str, reason: str | None) -> None:
+    outbox, known = await find_subscription(source.outboxes(), name)
+    verb = "paused" if state == "Paused" else "running"
+    if known.state == state and reason is None:
+        click.echo(f"{known.name} was {verb} already")
+        return
+    async with outbox.link(verb) as link:
+        await set_state(link, outbox.table, known.name, state, reason)
+    click.echo(f"{known.name} is {verb}; relays follow within a second or two")
+
+
+@click.command(short_help="Delete a subscription's progress and events.")
+@click.argument("name")
+@with_manifests
+@click.option("--yes", is_flag=True, help="Yes, delete its progress, its parked events and its dead letters.")
+async def forget(source: ManifestSource, name: str, yes: bool) -> None:
+    """Delete subscription NAME from the database: progress, parked events and dead letters.
+
+    For a subscription whose manifest is gone. If it is created again later, it begins at its start; without this
+    command it would continue, up to 24 hours after it was deleted. One that a relay still has in its manifests would be
+    created again at once: that is refused.
+    """
+    outbox, known = await find_subscription(source.outboxes(), name)
+    async with outbox.link("forget") as link:
+        if relays := await relays_serving(link, outbox.table, known.name):
+            raise ConfigError(
+                f"{known.name} is served by {', '.join(relays)}, which would create it and deliver everything again."
+                " Remove its manifest there first and wait for the next heartbeat of the relay, or stop the relay."
+            )
+        if not yes:
+            raise ConfigError(f"this deletes the progress, parked events and dead letters of {known.name}: say --yes.")
+        await forget_subscription(link, outbox.table, known.name)
+    click.echo(f"{known.name} is forgotten")
