@@ -52,20 +52,34 @@ class ChunkKind(NamedTuple):
     """The chunk is a single row larger than any relay can deliver."""
 
 
-@dataclass(frozen=True, slots=True)
 class ComposedQueries:
     """Statements for one set of subscriptions, and the routing of their rows."""
 
-    small_window: bytes
-    late: bytes
-    large_window: Mapping[ChunkKind, bytes]
-    chunk_end: bytes
-    chunk_end_within: bytes
-    subscriptions: Mapping[int, Subscription]
-    offsets: Mapping[int, int]
-    """Place of each subscription's first partition in ``own``."""
-    _parts: Mapping[str, Any]
-    _tails: dict[TailKind, bytes]
+    def __init__(self, fixed: Mapping[str, sql.Composable], queries: Mapping[int, SubscriptionQuery]) -> None:
+        self.subscriptions = {number: query.subscription for number, query in queries.items()}
+        sizes = [each.partitions for each in self.subscriptions.values()]
+        self._offsets = dict(zip(queries, accumulate(sizes, initial=0), strict=False))
+        """Place of each subscription's first partition in ``own``."""
+        wanted = {
+            number: _among_own(query.wanted, self._offsets[number], query.subscription.partitions)
+            for number, query in queries.items()
+        }
+        also_routes = sql.SQL("") if len(queries) == 1 else sql.SQL(", {}").format(routes(wanted))
+        self._parts = {**fixed, "also_routes": also_routes, "wanted": any_of(wanted)}
+        self.small_window = self._composed("small_window")
+        self.late = self._composed("late")
+        self.chunk_end = self._composed("chunk_end")
+        self.chunk_end_within = self._composed("chunk_end_within")
+        chunk_kinds = [ChunkKind(*kind) for kind in product((False, True), repeat=2)]
+        self.large_window = {kind: self._large_window(kind) for kind in chunk_kinds}
+        self._tails: dict[TailKind, bytes] = {}
+
+    def _composed(self, name: str, **parts: sql.Composable) -> bytes:
+        return sql.SQL(_SQL[name]).format(**self._parts | parts).as_bytes()
+
+    def _large_window(self, kind: ChunkKind) -> bytes:
+        columns = TOO_LARGE_COLUMNS if kind.too_large else COLUMNS
+        return self._composed("large_window", columns=columns, undone=_UNDONE_BEFORE if kind.carry_over else _UNDONE)
 
     def tail(self, kind: TailKind) -> bytes:
         """Return the poll. ``before`` is a part of its text, so that its plan has only the time partitions that it
@@ -73,8 +87,17 @@ class ComposedQueries:
         if kind not in self._tails:
             if any(former.before != kind.before for former in self._tails):  # a new day
                 self._tails.clear()
-            self._tails[kind] = _tail(kind, self._parts)
+            self._tails[kind] = self._tail(kind)
         return self._tails[kind]
+
+    def _tail(self, kind: TailKind) -> bytes:
+        occupied, stray = sql.Composed([]), sql.Composed([sql.SQL("false")])
+        if kind.before is not None:
+            occupied = sql.SQL(_SQL["occupied"]).format(before=sql.Literal(kind.before))
+            stray = sql.SQL(_SQL["stray"]).format(**self._parts)
+        parts = self._parts | {"occupied": occupied, "stray": stray}
+        late_arm = sql.SQL(_SQL["late_arm"] if kind.late else "").format(**parts)
+        return sql.SQL(_SQL["tail"]).format(late_arm=late_arm, **parts).as_bytes()
 
     def own(self, members: Iterable[Lease]) -> dict[str, str]:
         """Return the parameter that selects the events of these members' partitions: one bit per partition.
@@ -83,7 +106,7 @@ class ComposedQueries:
         """
         bits = bytearray(b"0" * sum(each.partitions for each in self.subscriptions.values()))
         for (number, partition), _ in members:
-            bits[self.offsets[number] + partition] = ord("1")
+            bits[self._offsets[number] + partition] = ord("1")
         return {"own": bits.decode()}
 
     @property
@@ -127,35 +150,9 @@ class QueryCache:
         found = {lease.key.subscription for lease in members}
         numbers = tuple(found) if len(found) == 1 else tuple(sorted(routes_by_number))
         if numbers not in composed:
-            composed[numbers] = self._compose({number: routes_by_number[number] for number in numbers})
+            queries = {number: routes_by_number[number] for number in numbers}
+            composed[numbers] = ComposedQueries(self._fixed, queries)
         return composed[numbers]
-
-    def _compose(self, queries: Mapping[int, SubscriptionQuery]) -> ComposedQueries:
-        subscriptions = {number: query.subscription for number, query in queries.items()}
-        offsets = dict(
-            zip(queries, accumulate((s.partitions for s in subscriptions.values()), initial=0), strict=False)
-        )
-        wanted = {
-            number: _among_own(query.wanted, offsets[number], query.subscription.partitions)
-            for number, query in queries.items()
-        }
-        single = len(queries) == 1
-        parts: dict[str, Any] = {
-            **self._fixed,
-            "also_routes": sql.SQL("") if single else sql.SQL(", {}").format(routes(wanted)),
-            "wanted": any_of(wanted),
-        }
-        return ComposedQueries(
-            sql.SQL(_SQL["small_window"]).format(**parts).as_bytes(),
-            sql.SQL(_SQL["late"]).format(**parts).as_bytes(),
-            {ChunkKind(*kind): _large_window(ChunkKind(*kind), parts) for kind in product((False, True), repeat=2)},
-            sql.SQL(_SQL["chunk_end"]).format(**parts).as_bytes(),
-            sql.SQL(_SQL["chunk_end_within"]).format(**parts).as_bytes(),
-            subscriptions,
-            offsets,
-            parts,
-            {},
-        )
 
 
 def _among_own(wanted: Predicate, offset: int, partitions: int) -> Predicate:
@@ -164,20 +161,3 @@ def _among_own(wanted: Predicate, offset: int, partitions: int) -> Predicate:
         sql.Literal(offset), sql.Literal(partitions)
     )
     return own if wanted is TRUE else sql.SQL("({} and {})").format(wanted, own)
-
-
-def _tail(kind: TailKind, parts: Mapping[str, Any]) -> bytes:
-    pruning: dict[str, sql.Composable]
-    if kind.before is None:
-        pruning = {"occupied": sql.SQL(""), "stray": sql.SQL("false")}
-    else:
-        occupied = sql.SQL(_SQL["occupied"]).format(before=sql.Literal(kind.before))
-        pruning = {"occupied": occupied, "stray": sql.SQL(_SQL["stray"]).format(**parts)}
-    late_arm = sql.SQL(_SQL["late_arm"]).format(**parts, **pruning) if kind.late else sql.SQL("")
-    return sql.SQL(_SQL["tail"]).format(late_arm=late_arm, **parts, **pruning).as_bytes()
-
-
-def _large_window(kind: ChunkKind, parts: dict[str, Any]) -> bytes:
-    columns = TOO_LARGE_COLUMNS if kind.too_large else COLUMNS
-    undone = _UNDONE_BEFORE if kind.carry_over else _UNDONE
-    return sql.SQL(_SQL["large_window"]).format(**{**parts, "columns": columns, "undone": undone}).as_bytes()
