@@ -23,6 +23,7 @@ from typing import Final, Self
 from psycopg import sql
 
 from mailboat.errors import DatabaseUnavailable, MailboatError
+from mailboat.store import parked_rows
 from mailboat.store.connection import Pipeline, PostgresConnection, UrlProvider
 from mailboat.store.leases import Leases
 from mailboat.store.outbox_store import (
@@ -41,7 +42,6 @@ from mailboat.store.outbox_store import (
     TickResult,
     Window,
 )
-from mailboat.store.parked_rows import ParkedRows
 from mailboat.store.queries import QueryCache, SubscriptionQuery
 from mailboat.store.settings import RelayIdentity, StoreSettings
 from mailboat.store.sql import statements
@@ -83,11 +83,8 @@ class PostgresStore:
         self._open_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._measurements = asyncio.Semaphore(MEASUREMENTS_AT_ONCE)
         self._leases = Leases(me, settings)
-        self._parked_rows = ParkedRows()
         self._query_cache = QueryCache(settings.layout)
-        self._windows = Windows(
-            settings.layout, self._query_cache, settings.sync_level, settings.limits, self._parked_rows
-        )
+        self._windows = Windows(settings, self._query_cache)
         self._reads = WindowReads(self._query_cache, settings.limits)
         self._routes: dict[int, SubscriptionQuery] = {}
         """All subscriptions declared over this connection, including those that are no longer served."""
@@ -230,13 +227,13 @@ class PostgresStore:
         return await self._reads.read(await self._link("read"), window, members, after, crash_count=crash_count)
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
-        return await self._parked_rows.keys(await self._link("work"), lease)
+        return await parked_rows.keys(await self._link("work"), lease)
 
     async def due(self, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
-        return await self._parked_rows.due(await self._link("work"), lease, limit, max_bytes)
+        return await parked_rows.due(await self._link("work"), lease, limit, max_bytes)
 
     async def queue(self, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
-        return await self._parked_rows.queue(await self._link("work"), lease, key, limit, max_bytes)
+        return await parked_rows.queue(await self._link("work"), lease, key, limit, max_bytes)
 
     async def enable_wakeups(self) -> None:
         work = await self._link("work")
