@@ -40,7 +40,7 @@ from mailboat.cli.status_rows import (
 from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.http.client import StatusResponse, fetch_statuses
 from mailboat.runtime.manifest_files import load
-from mailboat.store.admin.overview import known_subscriptions, relay_addresses, waiting
+from mailboat.store.admin.overview import backlog, known_subscriptions, relay_addresses
 from mailboat.store.coverage import coverage
 from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
@@ -253,7 +253,7 @@ async def _of_outbox(outbox: Outbox) -> Overview:
         known = await known_subscriptions(link, outbox.table)
         addresses = await relay_addresses(link, outbox.table)
         lines = [
-            from_database(each, await waiting(link, outbox.layout, each, outbox.subscriptions), outbox.subscriptions)
+            from_database(each, await backlog(link, outbox.layout, each, outbox.subscriptions), outbox.subscriptions)
             for each in known
         ]
         remarks = (await coverage(link, outbox.layout, outbox.subscriptions)).remarks()

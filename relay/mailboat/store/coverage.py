@@ -19,7 +19,6 @@ from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, full_name
 
 _SQL = statements("coverage")
-_PLANNER = statements("overview")["planner"]
 
 NEWEST: Final = 1000
 """Number of events that are examined."""
@@ -61,7 +60,7 @@ async def coverage(
     wanted = any_of({number: predicate(each, Since()) for number, each in enumerate(filters)})
     where: dict[str, Any] = {"outbox": layout.table, "names": names, "newest": NEWEST, "types": _MOST_TYPES}
     async with link.transaction() as cursor:
-        await cursor.execute(_PLANNER)
+        await cursor.execute(_SQL["planner"])
         await cursor.execute(sql.SQL(_SQL["unmatched"]).format(rows=layout.rows, wanted=wanted), where)
         unmatched = {str(kind): int(count) for kind, count in await cursor.fetchall()}
         await cursor.execute(sql.SQL(_SQL["idle"]).format(rows=layout.rows), where)

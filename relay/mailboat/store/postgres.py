@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Self
-
-from psycopg import sql
 
 from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.store import parked_rows
-from mailboat.store.connection import Pipeline, PostgresConnection, UrlProvider
+from mailboat.store.connection import PostgresConnection, UrlProvider
 from mailboat.store.leases import Leases
 from mailboat.store.outbox_store import (
     Backlog,
@@ -32,7 +30,6 @@ from mailboat.store.outbox_store import (
     Cursor,
     CursorGroup,
     CursorKey,
-    Lag,
     Lease,
     Measured,
     Membership,
@@ -51,6 +48,7 @@ from mailboat.store.subscription_rows import (
     RetireResult,
     declare,
     owned_by_others,
+    probe_backlog,
     refuse_foreign_cursors,
     retire_removed,
 )
@@ -58,7 +56,6 @@ from mailboat.store.window_reads import WindowReads
 from mailboat.store.windows import Windows
 from mailboat_spec import EventSubscription, Notify, full_name
 
-_SQL = statements("subscription_rows")
 _WAKE_UPS = statements("leases")
 _PLANNER = statements("windows")["planner"]
 _PREPARE_AFTER = 5
@@ -258,32 +255,18 @@ class PostgresStore:
         return await self._leases.assign(self._control, subscription, generation, owners)
 
     async def backlog(self, subscription: int) -> Backlog:
-        route, layout, bound = self._routes[subscription], self._settings.layout, self._settings.lag_bound
-        statement = sql.SQL(_SQL["backlog"]).format(rows=layout.rows, wanted=route.wanted)
-        where = {
-            "subscription": subscription,
-            "partitions": route.subscription.partitions,
-            "bound": bound,
-            "epochs": self._leases.epochs(subscription),
-        }
-        # The server cancels the statements before the deadline of the connection.
-        timeout_setting = {"timeout": f"{self._settings.deadline * 500:.0f}ms"}
-
-        def probe(pipeline: Pipeline) -> Callable[[], Backlog]:
-            pipeline.send(_SQL["probe_at_most"], timeout_setting)
-            lags = pipeline.send(statement, where)
-            parked, dead, blocked = (pipeline.send(_SQL[name], where) for name in ("parked", "dead", "blocked"))
-
-            def backlog() -> Backlog:
-                by_partition = {partition: Lag(*rest) for partition, *rest in lags.fetchall()}
-                (given_up,) = dead.fetchone() or (0,)
-                (held_up,) = blocked.fetchone() or (0,)
-                return Backlog(by_partition, dict(parked.fetchall()), given_up, held_up)
-
-            return backlog
-
+        route, settings = self._routes[subscription], self._settings
         try:
-            return await (await self._link("probe")).read(probe)
+            return await probe_backlog(
+                await self._link("probe"),
+                settings.layout,
+                subscription,
+                route.subscription.partitions,
+                route.wanted,
+                bound=settings.lag_bound,
+                epochs=self._leases.epochs(subscription),
+                timeout=settings.deadline / 2,  # the server cancels the statements before the connection's deadline
+            )
         except MailboatError:
             await self._close("probe")  # the next probe reconnects
             raise

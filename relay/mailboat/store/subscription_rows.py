@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -20,11 +20,11 @@ from typing import Any, Final
 from psycopg import AsyncCursor, sql
 
 from mailboat.errors import ConfigError, ForeignDatabase
-from mailboat.store.connection import PostgresConnection, Row
+from mailboat.store.connection import Pipeline, PostgresConnection, Row
 from mailboat.store.cursor_changes import lock_cursors, repartition, unsettled_range
-from mailboat.store.outbox_store import Subscription
+from mailboat.store.outbox_store import Backlog, Lag, Subscription
 from mailboat.store.queries import SubscriptionQuery
-from mailboat.store.routing import Since, effective_filter, like_patterns, predicate
+from mailboat.store.routing import Predicate, Since, effective_filter, like_patterns, predicate
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, EventSubscriptionSpec, OnExhausted, Ordering, full_name
@@ -248,6 +248,40 @@ async def retire_removed(
                 await cursor.execute(_SQL["release_cursors"], {"id": number})
                 retired.append(name)
     return RetireResult(tuple(retired), tuple(awaited))
+
+
+async def probe_backlog(
+    link: PostgresConnection,
+    layout: TableLayout,
+    number: int,
+    partitions: int,
+    wanted: Predicate,
+    *,
+    bound: int = 100_000,
+    epochs: Sequence[str] = (),
+    timeout: float = 0,
+) -> Backlog:
+    """Return the backlog of a subscription from a bounded probe instead of a full count.
+
+    ``epochs``: those of its cursors, as far as known. ``timeout``: seconds per statement, 0 for no limit.
+    """
+    statement = sql.SQL(_SQL["backlog"]).format(rows=layout.rows, wanted=wanted)
+    where = {"subscription": number, "partitions": partitions, "bound": bound, "epochs": list(epochs)}
+
+    def probe(pipeline: Pipeline) -> Callable[[], Backlog]:
+        pipeline.send(_SQL["probe_settings"], {"timeout": f"{timeout * 1000:.0f}ms"})
+        lags = pipeline.send(statement, where)
+        parked, dead, blocked = (pipeline.send(_SQL[name], where) for name in ("parked", "dead", "blocked"))
+
+        def backlog() -> Backlog:
+            by_partition = {partition: Lag(*rest) for partition, *rest in lags.fetchall()}
+            (given_up,) = dead.fetchone() or (0,)
+            (held_up,) = blocked.fetchone() or (0,)
+            return Backlog(by_partition, dict(parked.fetchall()), given_up, held_up)
+
+        return backlog
+
+    return await link.read(probe)
 
 
 async def clear_expired(link: PostgresConnection, outbox: str) -> list[str]:

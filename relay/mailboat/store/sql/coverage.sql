@@ -1,5 +1,10 @@
 -- Coverage by filters: events without a subscription, and subscriptions without an event. Bounded reads, no writes.
 
+-- name: planner
+-- Planner settings for the bounded reads. No bitmap scans: a bitmap is built completely before the first row is returned and a
+-- limit can end the scan.
+select set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)
+
 -- name: unmatched
 -- Count, by type, the events of the last day among the newest ones (by the index on the position) that no subscription matches.
 -- If the outbox has subscriptions that the caller did not name, their filters are unknown, and the result is empty.
