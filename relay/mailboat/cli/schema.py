@@ -11,7 +11,7 @@ from mailboat.runtime.maintenance import RetentionClock, limits
 from mailboat.store.cursor_changes import rebase as rebase_cursors
 from mailboat.store.schema.migrate import MigrationScript, pending_migrations
 from mailboat.store.schema.migrate import migrate as apply_migrations
-from mailboat.store.schema.time_partitions import Supply, drop_expired, ensure_partitions, server_time
+from mailboat.store.schema.time_partitions import RetentionSweep, Supply, ensure_partitions, server_time
 from mailboat.store.schema.verify import undeliverable_rows, verify_or_refuse
 from mailboat.store.subscription_rows import clear_expired, declare_pulled
 from mailboat.terminal_escapes import safe
@@ -98,7 +98,7 @@ async def maintain(outbox: Outbox) -> None:
         cleared = await clear_expired(link, outbox.table)
         now = RetentionClock().now(await server_time(link.connection))
         after, limit = limits(outbox.relay.spec.outbox.retention, now)
-        report = await drop_expired(link.connection, outbox.layout, after, now=now, limit=limit)
+        report = await RetentionSweep(link.connection, outbox.layout, after, now=now, limit=limit).run()
         if report.dropped:
             again = await ensure_partitions(link.connection, outbox.table)
             supply = Supply(supply.made + again.made, again.days_ahead)

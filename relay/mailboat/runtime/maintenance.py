@@ -18,7 +18,7 @@ from mailboat.errors import MailboatError
 from mailboat.store.connection import PostgresConnection, UrlProvider, explained
 from mailboat.store.coverage import Coverage, coverage
 from mailboat.store.old_snapshots import OldSnapshot, SnapshotWatch
-from mailboat.store.schema.time_partitions import HardLimit, days_ahead, drop_expired, ensure_partitions, server_time
+from mailboat.store.schema.time_partitions import HardLimit, RetentionSweep, days_ahead, ensure_partitions, server_time
 from mailboat.store.subscription_rows import clear_expired
 from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, Pooler, Retention, RetentionPolicy
@@ -111,7 +111,7 @@ class Maintenance:
             server = await server_time(link.connection)
             now = self._clock.now(server)
             after, limit = limits(self._retention, now)
-            report = await drop_expired(link.connection, self._layout, after, now=now, limit=limit)
+            report = await RetentionSweep(link.connection, self._layout, after, now=now, limit=limit).run()
             blocked = [str(each) for each in report.blocked]
             if server - now >= _CLOCKS_DIFFER_BY:
                 blocked.insert(
