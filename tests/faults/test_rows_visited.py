@@ -22,7 +22,7 @@ from psycopg import sql
 
 from mailboat.store.outbox_store import Cursor, CursorGroup, CursorKey, Settlement, TickResult, Window
 from mailboat.store.postgres import PostgresStore
-from mailboat.store.schema.migrate import migrate
+from mailboat.store.schema.migrate import apply_migrations
 from mailboat.store.schema.time_partitions import RetentionSweep
 from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
 from mailboat.store.table import TableLayout
@@ -108,7 +108,7 @@ def filled(
 
 async def _migrate(url: str) -> None:
     async with await psycopg.AsyncConnection.connect(url) as connection:
-        await migrate(connection, "mailboat.outbox")
+        await apply_migrations(connection, "mailboat.outbox")
 
 
 @pytest.fixture(params=["never analyzed", "analyzed when empty", "analyzed"])

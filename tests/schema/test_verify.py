@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from mailboat.errors import SchemaMismatch
-from mailboat.store.schema.migrate import migrate
+from mailboat.store.schema.migrate import apply_migrations
 from mailboat.store.schema.verify import verify, verify_or_refuse
 from mailboat.store.verify_columns import Finding
 from mailboat_devservers.postgres import Database
@@ -115,7 +115,7 @@ async def test_another_encoding_is_found_and_not_migrated(outbox: Database, enco
         url = outbox.server.url(name)
         async with await psycopg.AsyncConnection.connect(url, client_encoding="utf8") as connection:
             with pytest.raises(SchemaMismatch, match=f"its encoding is {encoding}.*encoding 'UTF8'"):
-                await migrate(connection, OUTBOX)
+                await apply_migrations(connection, OUTBOX)
     finally:
         outbox.server.drop_database(name)
 

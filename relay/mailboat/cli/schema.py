@@ -9,8 +9,7 @@ from mailboat.cli.output import counted
 from mailboat.errors import ConfigError
 from mailboat.runtime.maintenance import RetentionClock, limits
 from mailboat.store.cursor_changes import rebase as rebase_cursors
-from mailboat.store.schema.migrate import MigrationScript, pending_migrations
-from mailboat.store.schema.migrate import migrate as apply_migrations
+from mailboat.store.schema.migrate import MigrationScript, apply_migrations, pending_migrations
 from mailboat.store.schema.time_partitions import RetentionSweep, Supply, ensure_partitions, server_time
 from mailboat.store.schema.verify import undeliverable_rows, verify_or_refuse
 from mailboat.store.subscription_rows import clear_expired, declare_pulled

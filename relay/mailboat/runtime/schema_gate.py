@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from mailboat.errors import MailboatError
 from mailboat.store.connection import PostgresConnection, UrlProvider, explained
-from mailboat.store.schema.migrate import MigrationReport, migrate
+from mailboat.store.schema.migrate import MigrationReport, apply_migrations
 from mailboat.store.schema.verify import verify_or_refuse
 from mailboat.store.table import renamed
 from mailboat_spec import OutboxRelaySpec
@@ -36,7 +36,7 @@ class SchemaGate:
         link = await PostgresConnection.open(url, "schema", deadline=deadline, pooler=spec.database.pooler)
         try:
             if spec.outbox.manage_schema:
-                report = await migrate(
+                report = await apply_migrations(
                     link.connection, spec.outbox.table, deadline=deadline, waits=self._report_wait, begins=self._begins
                 )
                 if report.applied:

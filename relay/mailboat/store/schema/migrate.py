@@ -15,12 +15,15 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Final
 
 import psycopg
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row, tuple_row
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
@@ -113,7 +116,37 @@ def pending(migrations: Sequence[Migration], applied: Iterable[Row]) -> tuple[Mi
     return tuple(left.values())
 
 
-async def migrate(
+def migrate(database: Any, outbox: str = "mailboat.outbox") -> MigrationReport:
+    """Migrate a database to the schema that this version needs, as ``mailboat migrate`` does. Idempotent.
+
+    ``database``: a URL, or a connection of psycopg, SQLAlchemy (or its engine) or Django, whose server and user are
+    used. The migration has a separate connection and transaction, so nothing of the caller is committed.
+    """
+    work = _apply(_conninfo(database), outbox)
+    with ThreadPoolExecutor(1, "mailboat-migrate") as thread:  # the caller may be inside an event loop
+        return thread.submit(asyncio.run, work).result()
+
+
+async def _apply(conninfo: str, outbox: str) -> MigrationReport:
+    async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
+        return await apply_migrations(connection, outbox)
+
+
+def _conninfo(database: Any) -> str:
+    if isinstance(database, str):
+        scheme, separator, rest = database.partition("://")
+        return f"{scheme.partition('+')[0]}{separator}{rest}" if separator else database
+    if isinstance(database, psycopg.Connection | psycopg.AsyncConnection):
+        return make_conninfo(database.info.dsn, password=database.info.password or None)
+    if hasattr(database, "get_connection_params"):  # Django, whose parameters include some of its own
+        known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+        given = database.get_connection_params()
+        return make_conninfo(**{name: value for name, value in given.items() if name in known and value is not None})
+    engine = getattr(database, "engine", database)
+    return _conninfo(engine.url.render_as_string(hide_password=False))
+
+
+async def apply_migrations(
     connection: psycopg.AsyncConnection[Any],
     outbox_table: str,
     *,
