@@ -12,8 +12,7 @@ from psycopg import sql
 
 from mailboat.errors import SchemaMismatch
 from mailboat.store.schema.migrate import apply_migrations
-from mailboat.store.schema.verify import verify, verify_or_refuse
-from mailboat.store.verify_columns import Finding
+from mailboat.store.schema.verify import Finding, verify, verify_or_refuse
 from mailboat_devservers.postgres import Database
 from support.renamed_table import RENAMED, make_renamed
 

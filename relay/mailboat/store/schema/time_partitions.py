@@ -125,8 +125,7 @@ async def days_ahead(connection: Connection, outbox: str) -> float | None:
 async def _value(connection: Connection, name: str, **values: object) -> Any:
     """Return the only value of a statement that always returns one row."""
     try:
-        cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
-        await cursor.execute(_SQL[name], values)
+        cursor = await connection.execute(_SQL[name], values)
         row = await cursor.fetchone()
     except psycopg.Error as error:
         raise explain(error) from error
@@ -294,8 +293,8 @@ class RetentionSweep:
         self.found.blocked += (Blocked(partition, reason),)
 
     async def _rows(self, name: str, **values: object) -> list[Any]:
-        cursor = self.connection.cursor(row_factory=psycopg.rows.tuple_row)
-        await cursor.execute(sql.SQL(_SQL[name]).format(outbox=sql.SQL(self.outbox), rows=self.layout.rows), values)
+        statement = sql.SQL(_SQL[name]).format(outbox=sql.SQL(self.outbox), rows=self.layout.rows)
+        cursor = await self.connection.execute(statement, values)
         return await cursor.fetchall()
 
     async def _execute(self, name: str, *, partition: str) -> None:
