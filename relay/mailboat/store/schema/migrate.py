@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +24,6 @@ from typing import Any, Final
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
-from psycopg.rows import dict_row, tuple_row
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.store.connection import PostgresConnection, Row
@@ -60,6 +59,10 @@ class Migration:
     def checksum(self) -> str:
         """SHA-256 of the script, independent of git's line-end conversion."""
         return hashlib.sha256(self.script.replace("\r\n", "\n").encode()).hexdigest()
+
+    @property
+    def ledger_row(self) -> dict[str, object]:
+        return {"version": self.version, "name": self.name, "checksum": self.checksum}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +171,14 @@ async def apply_migrations(
                 async with (
                     asyncio.timeout(deadline) as timeout,
                     connection.transaction(),
-                    connection.cursor(row_factory=tuple_row) as cursor,
+                    connection.cursor() as cursor,
                 ):
-                    facts = await _facts(connection)
-                    _refuse_encoding(facts["database"], facts["encoding"])
-                    if facts["ledger"] and await _is_made(cursor, outbox_table):
+                    await cursor.execute(_SQL["facts"])
+                    ledger, _ = _checked(await cursor.fetchall())
+                    if ledger and await _is_made(cursor, outbox_table):
                         await cursor.execute(_SQL["ensure_partitions"], {"outbox": outbox_table})
                         return MigrationReport(outbox_table, (), await _missing_roles(cursor))
-                    await _lock(cursor, ledger=facts["ledger"])
+                    await _lock(cursor, ledger=ledger)
                     return await _migrate(cursor, outbox_table, timeout, begins)
             except _Locked:
                 async with asyncio.timeout(deadline):
@@ -228,8 +231,8 @@ async def _lock(cursor: _Cursor, *, ledger: bool) -> None:
 
 
 async def _holder(connection: psycopg.AsyncConnection[Any]) -> str | None:
-    async with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(_SQL["lock_holder"])
+    async with connection.transaction():
+        cursor = await connection.execute(_SQL["lock_holder"])
         row = await cursor.fetchone()
     return None if row is None else "process {}, user {}, application {}".format(*row)
 
@@ -242,7 +245,7 @@ async def _migrate(
         timeout.reschedule(None)
         begins(step.name)
         await cursor.execute(step.script.encode())
-        await cursor.execute(_SQL["record"], {"version": step.version, "name": step.name, "checksum": step.checksum})
+        await cursor.execute(_SQL["record"], step.ledger_row)
     if steps:
         await cursor.execute(_SQL["grant_roles"])
     await cursor.execute(_SQL["create_outbox"], {"outbox": outbox_table})
@@ -275,9 +278,8 @@ class MigrationScript:
 
     async def script(self, link: PostgresConnection, outbox: str) -> str:
         """Return the script with all pending changes; empty if there are none."""
-        ((_, ledger, database, encoding, _),) = await link.fetch(_SQL["facts"])
+        ledger, database = _checked(await link.fetch(_SQL["facts"]))
         ((name, exists),) = await link.fetch(_SQL["outbox"], {"outbox": outbox})
-        _refuse_encoding(database, encoding)
         if name != outbox:
             raise SchemaMismatch(f"spec.outbox.table: {name}: {RESERVED}. Choose another name.")
         this_one = (link.server.system_identifier, database)
@@ -287,8 +289,7 @@ class MigrationScript:
         ledger_first = [_SQL["create_ledger"]] if steps and not ledger else []
         parts = []
         for step in steps:
-            applied = {"version": step.version, "name": step.name, "checksum": step.checksum}
-            parts += [f"-- {step.name}\n{step.script.strip()}", literal.mogrify(_SQL["record"], applied)]
+            parts += [f"-- {step.name}\n{step.script.strip()}", literal.mogrify(_SQL["record"], step.ledger_row)]
         if steps:
             parts.append(_SQL["grant_roles"])
         if not exists:
@@ -299,25 +300,23 @@ class MigrationScript:
         return "\n\n".join(part if part.endswith(";") else f"{part};" for part in whole)
 
 
-def _refuse_encoding(database: str, encoding: str) -> None:
-    """Raise `SchemaMismatch` if the encoding is not UTF-8: texts of events could not be read."""
+def _checked(facts: Sequence[Row]) -> tuple[bool, str]:
+    """Return whether the ledger exists, and the database's name. Raise for a database that can't be migrated.
+
+    Texts of events could not be read with another encoding than UTF-8.
+    """
+    ((standby, ledger, database, encoding),) = facts
+    if standby:
+        raise DatabaseUnavailable(
+            f"Database {database} is a standby (in recovery): it can't be migrated, nor read for events."
+            " Connect to the primary (target_session_attrs=primary)."
+        )
     if encoding != "UTF8":
         raise SchemaMismatch(
             f"Database {database}: its encoding is {encoding}, and events are UTF-8. Nothing was changed: make one with"
             " create database ... encoding 'UTF8' template template0, and move the data there."
         )
-
-
-async def _facts(connection: psycopg.AsyncConnection[Any]) -> Mapping[str, Any]:
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(_SQL["facts"])
-        facts = await cursor.fetchone() or {}
-    if facts["standby"]:
-        raise DatabaseUnavailable(
-            f"Database {facts['database']} is a standby (in recovery): it can't be migrated, nor read for events."
-            " Connect to the primary (target_session_attrs=primary)."
-        )
-    return facts
+    return ledger, database
 
 
 def _sentence(error: psycopg.Error) -> str:
