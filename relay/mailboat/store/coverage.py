@@ -1,7 +1,7 @@
 """Coverage of an outbox by its subscriptions: events that no filter matches, and filters that match no event.
 
-A filter with a spelling mistake is valid, and its events stay in the outbox without an error. This module finds both
-sides of the mistake with two bounded reads.
+A filter with a spelling mistake is valid, and its events stay in the outbox without an error. Two bounded reads find
+both sides of the mistake.
 """
 
 from __future__ import annotations

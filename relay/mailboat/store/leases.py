@@ -1,9 +1,9 @@
 """Leases in Postgres: one heartbeat row per relay, an owner and an epoch per cursor, one advisory lock per relay.
 
-Clocks: a takeover never depends on a comparison of database times, because the clock may be set and a failover brings
-another clock. A relay measures the silence of its peers by its own monotonic clock (`Heartbeats`), from the moment it
-read their last heartbeat. It measures its *own* lease by the same clock, from before the heartbeat was sent, so a relay
-gives up its leases before its peers take over. Safety does not depend on clocks: every write checks the epoch.
+Clocks: a relay measures the silence of its peers by its own monotonic clock (`Heartbeats`), from the moment it read
+their last heartbeat, because a database's clock may be set and a failover brings another one. It measures its *own*
+lease from before the heartbeat was sent, so it gives up its leases before its peers take over. Safety does not depend
+on clocks: every write checks the epoch.
 
 A relay with a row in ``mailboat.relays`` counts as alive. Failure cases:
 - Relay killed: its session ends and its advisory lock is free. After a short silence another relay expires it
@@ -67,18 +67,16 @@ class Heartbeat(NamedTuple):
 class Heartbeats:
     """Heartbeats of all relays, as read by this relay.
 
-    A relay is silent for as long as this process reads the same heartbeat. Silence before the first read does not
-    count, because the database itself may have been unreachable.
+    Silence before the first read does not count, because the database itself may have been unreachable.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Heartbeat, float]] = {}
 
     def silences(self, latest: Mapping[str, Heartbeat], sent_at: float, answered_at: float) -> dict[str, float]:
-        """Return the seconds without a change for each relay, as a lower bound.
+        """Return the seconds without a change for each relay, from the arrival of a result to the sending of a query.
 
-        A change counts from the arrival of the result, a silence up to the sending of the query. A result that is late,
-        or that waited in a suspended process, therefore never makes a relay appear silent.
+        A late result, or one that waited in a suspended process, therefore never makes a relay appear silent.
         """
         self._seen = {
             relay: seen if (seen := self._seen.get(relay)) and seen[0] == heartbeat else (heartbeat, answered_at)
@@ -111,11 +109,8 @@ class Leases:
             await cursor.execute(_SQL["join"], self._identity | about)
 
     async def _take_liveness_lock(self, link: PostgresConnection) -> bool:
-        """Try to acquire the liveness lock for about a second and return True on success.
-
-        This relay's previous session may still be ending, or a peer may be expiring it. False means that a session
-        other than a relay of this name holds the lock. Delivery continues without it; peers take over at expiry.
-        """
+        """Try to acquire the liveness lock for about a second: this relay's previous session may still be ending, or a
+        peer may be expiring it. Return False if a session that is no relay of this name holds it."""
         key = dict(zip(("high", "low"), lock_key(self._me.id), strict=True))
         for _ in range(_LOCK_TRIES):
             if await link.fetch(_SQL["lock"], key) == [(True,)]:
@@ -183,8 +178,8 @@ class Leases:
     async def claim(self, link: PostgresConnection, keys: Mapping[CursorKey, int]) -> list[Cursor]:
         """Acquire the cursors that no live relay owns, if their generation is the one given by the caller.
 
-        This commit waits for the outbox's durability, because an open window is published without another commit. The
-        relay that opened the window may have died or given up before its own commit was that durable.
+        This commit waits for the outbox's durability, because an open window is published without another commit, and
+        the relay that opened it may have died before its own commit was that durable.
         """
         wanted = {
             "subscriptions": [k.subscription for k in keys],
@@ -211,7 +206,6 @@ class Leases:
         return cursors
 
     def epochs(self, subscription: int) -> list[str]:
-        """Return the epochs of the subscription's cursors, as far as this relay knows."""
         return [epoch for key, epoch in self._epochs.items() if key.subscription == subscription]
 
     async def release(self, link: PostgresConnection, leases: Collection[Lease]) -> None:

@@ -38,7 +38,7 @@ class OldSnapshot:
 
 
 class SnapshotWatch:
-    """Queries for the oldest snapshot. Remembers since when it has seen a holder whose start it may not read."""
+    """Queries for the oldest snapshot. Remembers when it first saw a holder whose start it may not read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -8,9 +8,8 @@
 | probe      | backlog probes, in a thread                             | from the first probe on         |
 | measure    | the bounds of one large window each, in a thread        | during the measurement          |
 
-A relay that owns no partition holds one connection. A read of a large window never delays a settlement or a heartbeat.
-A probe reads tables that people may lock or purge: it has its own connection, so that its delays and failures affect
-no other work.
+A read of a large window never delays a settlement or a heartbeat. A probe reads tables that people may lock or purge:
+it has its own connection, so that its delays and failures affect no other work.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _PREPARE_AFTER = 5
 """Executions of a statement on the control after which it is prepared. No thread uses this connection, so the names of
 prepared statements are free (see ``PostgresConnection.open``)."""
 MEASUREMENTS_AT_ONCE: Final = 4
-"""Maximum of concurrent measurements of a relay: enough that quick ones do not wait behind a large one."""
+"""Enough that quick measurements do not wait behind a large one."""
 
 
 class PostgresStore:
@@ -126,8 +125,8 @@ class PostgresStore:
     ) -> dict[int, Subscription]:
         """Serve these subscriptions in addition to those already served.
 
-        Raises ``ForeignDatabase`` for cursors of another database system. After ``join``, this runs on a separate
-        connection, because repartitioning may take long and must not delay heartbeats.
+        Raises ``ForeignDatabase`` for cursors of another database system. After ``join``, this uses a separate
+        connection: repartitioning may take long and must not delay heartbeats.
         """
         layout = self._settings.layout
         link = self._control if not self._joined else await self._connect("declare")

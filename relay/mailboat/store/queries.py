@@ -1,8 +1,8 @@
 """Statements that read events, composed for a table and a set of subscriptions.
 
-Filters are part of the statement text. Each subscription has its own statements, and all subscriptions together have
-shared ones. A read for several subscriptions uses the shared statements, with a parameter that selects the partitions
-of its members. So a statement is composed and planned once, and not for every set of subscriptions that reads together.
+Filters are part of the statement text. Each subscription has its own statements. A read for several subscriptions uses
+the statements for all, with a parameter that selects the partitions of its members: a statement is composed and planned
+once, and not for every set of subscriptions that reads together.
 """
 
 from __future__ import annotations

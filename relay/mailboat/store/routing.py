@@ -1,7 +1,7 @@
 """Routing of events: filters as SQL predicates, and the distribution of the rows found to cursors.
 
-Events without a match never leave the database. One read serves many subscriptions: its statement returns each event
-once, with the subscriptions whose filter matches, and the fan-out distributes the rows to the partitions of the reader.
+Events without a match never leave the database. One read serves many subscriptions: it returns each event once, with
+the subscriptions whose filter matches.
 """
 
 from __future__ import annotations

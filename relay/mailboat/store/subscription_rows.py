@@ -1,8 +1,7 @@
 """Creation and retirement of subscriptions: their rows and cursors, created once and shared by all relays.
 
-Each subscription is declared in one transaction that locks its row, so relays that start together agree. Relays receive
-a new configuration at different times. The row stores the newest config version (`ConfigVersion`) that declared it; an
-older version changes, recreates and deletes nothing.
+Each subscription is declared in one transaction that locks its row, so relays that start together agree. The row stores
+the newest config version that declared it; an older version, which a relay may still have, changes nothing.
 
 A subscription is known by its name. If its resource is deleted and created again (another UID), it continues where it
 stopped: the progress of a deleted one is kept for ``GRACE``. Later, or after `mailboat forget`, it begins at its start.
@@ -61,9 +60,9 @@ async def declare(
 ) -> SubscriptionQuery | None:
     """Create the row and cursors of a subscription if missing, and update them if the manifest changed.
 
-    ``may_lay_out`` permits repartitioning. It is true for a relay that just started or received a new configuration. A
-    running relay keeps the stored number of partitions, so that two relays with two versions of a manifest do not
-    repartition in turns. Return None if a newer config version deleted or replaced this subscription.
+    ``may_lay_out`` permits repartitioning, for a relay that just started or received a new configuration. Otherwise two
+    relays with two versions of a manifest would repartition in turns. Return None if a newer config version deleted or
+    replaced this subscription.
     """
     name, spec = full_name(resource), resource.spec
     parameters: dict[str, Any] = {
@@ -223,8 +222,7 @@ async def retire_removed(
     """Mark subscriptions whose resource was deleted. Their progress and parked events are kept for ``GRACE``.
 
     Only subscriptions declared by the same OutboxRelay (by UID), by this or an older config version, and served by no
-    other relay are retired. A relay that still serves one would lose its cursors and redeliver everything at its next
-    start.
+    other relay: that one would lose its cursors and redeliver everything at its next start.
     """
     if not config_version.relay_uid:
         return RetireResult((), ())

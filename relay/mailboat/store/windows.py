@@ -13,9 +13,8 @@ statements, and this module sends them in the only correct order:
    precedes the commit.
 
 The statements of a tick are a pipeline with at most two round trips, each of them a transaction: poll, then settle and
-open. A tick without events and settlements has one. No lock is needed between the two: the writes check the epoch, so a
-member whose lease was lost meanwhile opens no window. The end of a window and the begin of the next one are one update
-of the cursor. A settlement that parks events, and every tick behind a pooler, has one transaction for all.
+open. No lock is needed between the two: the writes check the epoch. A settlement that parks events, and every tick
+behind a pooler, has one transaction for all.
 """
 
 from __future__ import annotations
@@ -91,7 +90,6 @@ class Windows:
         groups: Sequence[CursorGroup],
         measured: Sequence[Measured],
     ) -> TickResult:
-        """Settle, poll and open windows; see the module's docstring."""
         stores = link.server.pooled or time.monotonic() - self._stored_at >= STORE_EVERY
         together = link.server.pooled or any(settlement.durable for settlement in settlements)
         lost, settled, windows, overflowing = await link.pipeline(
@@ -113,8 +111,7 @@ class Windows:
         return TickResult(frozenset(lost), tuple(opened), tuple(advanced), tuple(overflowing))
 
     async def store_unwritten(self, link: PostgresConnection) -> None:
-        """Store the progress of idle cursors that is in memory only. Before a change of ownership, so that the next
-        owner does not read the same events again."""
+        """Store the progress of idle cursors, so that the next owner does not read the same events again."""
         if self._unwritten:
             await link.pipeline(lambda pipeline: self._store(pipeline, link.server.timeline))
             self._unwritten.clear()

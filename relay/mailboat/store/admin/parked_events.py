@@ -1,7 +1,6 @@
 """Commands on parked events: list, retry at once, drop.
 
-Relays retry parked events on a schedule; these commands override it. No command breaks the order of a key: a
-retry applies to the head of the key, whichever of its events was selected.
+No command breaks the order of a key: a retry applies to the head of the key, whichever of its events was selected.
 """
 
 from __future__ import annotations

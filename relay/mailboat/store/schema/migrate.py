@@ -4,9 +4,9 @@
 or a numbered folder of files that are applied in the order of their names. A run is one transaction under a lock on the
 ledger, so any number of relays may start at once, and a relay that dies during a run leaves nothing behind.
 
-A run first checks without a lock whether steps are pending. If none are, it takes no lock and writes at most missing
-time partitions, so that relays can reconnect while another process migrates or holds the lock. The wait for the lock is
-short and repeated, so that a waiting relay can report the holder and can be stopped.
+A run without pending steps takes no lock and writes at most missing time partitions, so that relays can reconnect while
+another process migrates. The wait for the lock is short and repeated, so that a waiting relay can report the holder and
+can be stopped.
 """
 
 from __future__ import annotations
@@ -269,8 +269,7 @@ async def pending_migrations(link: PostgresConnection) -> tuple[Migration, ...]:
 class MigrationScript:
     """Migrations as scripts for an administrator, for databases with ``manageSchema: false``.
 
-    A script does the same as ``migrate``, in the same order and in one transaction. Scripts for several outboxes are to
-    be run in order: the first one for a database migrates its schema. ``verify`` reports what existing tables lack.
+    Scripts for several outboxes are to be run in order: the first one for a database migrates its schema.
     """
 
     def __init__(self) -> None:

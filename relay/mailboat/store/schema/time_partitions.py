@@ -13,9 +13,8 @@ after any of them; the next relay continues there:
 A bare DROP of a partition would queue for a lock on the outbox behind any reader, and every insert would queue behind
 the DROP.
 
-The server's clock sorts events into partitions, so a partition is dropped only if it has ended by that clock. That
-clock may jump ahead, so the partition must have ended by the caller's clock too (``RetentionClock`` of the
-maintenance).
+The server's clock sorts events into partitions, so a partition is dropped only if it has ended by that clock. It may
+jump ahead, so the partition must have ended by the caller's clock too (``RetentionClock`` of the maintenance).
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ Connection = psycopg.AsyncConnection[Any]
 class Supply:
     made: int
     days_ahead: float | None
-    """Days from now that are covered without a gap. A writer without a partition fails: below 7 needs attention.
-
-    None for a plain table, which has no partitions.
-    """
+    """Days from now that are covered without a gap; None for a plain table. A writer without a partition fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +149,7 @@ def beyond(limit: HardLimit | None, partitions: Sequence[TimePartition], now: da
 @dataclass(slots=True)
 class RetentionSweep:
     """One attempt to drop partitions that end before ``older_than`` and that every subscription has settled, and those
-    over ``limit``.
-
-    If ``now`` is later than the server's time, the server's time is used: a partition that may still be written to is
-    never dropped.
+    over ``limit``. A partition that may still be written to, by ``now`` or by the server's time, is never dropped.
 
     The connection must be in autocommit mode and outside a transaction. Its user must own the outbox. No wait is longer
     than the given seconds. Unfinished work is in the report, and the next sweep retries it.
