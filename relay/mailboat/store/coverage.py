@@ -13,7 +13,7 @@ from typing import Any, Final
 from psycopg import sql
 
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.routing import Since, any_of, effective_filter, predicate
+from mailboat.store.queries import Since, any_of, effective_filter, predicate
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, full_name

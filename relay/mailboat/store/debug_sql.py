@@ -13,8 +13,7 @@ from typing import Any
 from psycopg import sql
 
 from mailboat.store.outbox_store import CursorKey, Lease, Subscription
-from mailboat.store.queries import QueryCache, SubscriptionQuery, TailKind
-from mailboat.store.routing import Since, effective_filter, predicate
+from mailboat.store.queries import QueryCache, Since, SubscriptionQuery, TailKind, effective_filter, predicate
 from mailboat.store.settings import ReadLimits
 from mailboat.store.sql import comments, statements
 from mailboat.store.table import TableLayout

@@ -338,7 +338,7 @@ class OutboxStore(Protocol):
     async def disable_wakeups(self) -> None: ...
 
     async def undecided_writers(self) -> bool:
-        """Return True if a transaction of the last ``enable_wakeups`` is still open: it may commit and wake no relay."""
+        """Return True if a transaction of the last ``enable_wakeups`` is open: it may commit without a wake-up."""
 
     async def close_unused(self) -> None:
         """Close the resources that only an owner of partitions needs. Called when this relay owns none."""

@@ -10,7 +10,7 @@ from psycopg import Cursor, sql
 from mailboat.model import OutboxEvent
 from mailboat.store.connection import Pipeline, PostgresConnection, Row
 from mailboat.store.outbox_store import Dead, LastFailure, Lease, Park, Parked, Series, Settlement
-from mailboat.store.routing import EVENT_COLUMNS
+from mailboat.store.queries import EVENT_COLUMNS
 from mailboat.store.sql import statements
 from mailboat.store.table import COLUMNS, ROW_BYTES
 

@@ -22,8 +22,7 @@ from mailboat.errors import ConfigError, ForeignDatabase
 from mailboat.store.connection import Pipeline, PostgresConnection, Row
 from mailboat.store.cursor_changes import lock_cursors, repartition, unsettled_range
 from mailboat.store.outbox_store import Backlog, Lag, Subscription
-from mailboat.store.queries import SubscriptionQuery
-from mailboat.store.routing import Predicate, Since, effective_filter, like_patterns, predicate
+from mailboat.store.queries import Predicate, Since, SubscriptionQuery, effective_filter, like_patterns, predicate
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, EventSubscriptionSpec, OnExhausted, Ordering, full_name

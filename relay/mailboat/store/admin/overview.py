@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.outbox_store import Backlog
-from mailboat.store.routing import TRUE, Since, effective_filter, predicate
+from mailboat.store.queries import TRUE, Since, effective_filter, predicate
 from mailboat.store.sql import statements
 from mailboat.store.subscription_rows import GRACE, probe_backlog
 from mailboat.store.table import TableLayout
