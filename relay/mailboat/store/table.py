@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import LiteralString
 
 from psycopg import sql
 
@@ -12,26 +12,9 @@ from mailboat.model import TOO_LARGE
 from mailboat.store.sql import statements
 from mailboat_spec import Columns, ColumnsPreset
 
-_STORED: Mapping[str, LiteralString] = {
-    "id": "{}",
-    "xid": "{}",
-    "created_at": "{}",
-    "event_id": "{}",
-    "event_type": "{}::text",
-    "aggregate_type": "{}::text",
-    "aggregate_id": "{}::text",
-    "key": "{}::text",
-    "slot": "coalesce({} & 2147483647, 0)",
-    "payload": "{}",
-    "content_type": "coalesce({}::text, 'application/json')",
-    "headers": "{}",
-    "tags": "coalesce({}::text[], '{{}}')",
-    "traceparent": "{}::text",
-}
-"""Columns of an outbox by Mailboat's names, with the conversion of a column that may be varchar, uuid or null in a
-user-defined table. A slot is never negative, so that its modulus gives the same partition in SQL and in Python."""
-
 _SQL = statements("columns")
+_NAMES = re.findall(r"\{(\w+)\}", _SQL["stored"])
+"""Mailboat's names of the columns of an outbox."""
 
 
 def _expressions(name: str, **parts: sql.Composable) -> sql.Composable:
@@ -87,14 +70,6 @@ class TableLayout:
 
     @property
     def rows(self) -> sql.Composable:
-        """Subquery on the table with Mailboat's column names, used by every statement that reads events.
-
-        The planner flattens it into the table itself.
-        """
-        columns = sql.SQL(", ").join(
-            sql.SQL("{} as {}").format(
-                sql.SQL(conversion).format(sql.Identifier("e", self.columns.get(name, name))), sql.Identifier(name)
-            )
-            for name, conversion in _STORED.items()
-        )
-        return sql.SQL("(select {} from {} as e)").format(columns, self.outbox)
+        """Subquery on the table with Mailboat's column names. The planner flattens it into the table itself."""
+        columns = {name: sql.Identifier("e", self.columns.get(name, name)) for name in _NAMES}
+        return sql.SQL("(select {} from {} as e)").format(_expressions("stored", **columns), self.outbox)

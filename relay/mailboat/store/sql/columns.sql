@@ -1,4 +1,22 @@
--- Expressions on a row `found` of the outbox, with Mailboat's column names. Statements that read events include them.
+-- The rows of an outbox, and expressions on one of them, `found`. Statements that read events include them.
+
+-- name: stored
+-- The columns of an outbox under Mailboat's names. In a user-defined table, a column may be varchar, uuid or null. A slot is never
+-- negative, so that its modulus gives the same partition in SQL and in Python.
+{id} as "id",
+{xid} as "xid",
+{created_at} as "created_at",
+{event_id} as "event_id",
+{event_type}::text as "event_type",
+{aggregate_type}::text as "aggregate_type",
+{aggregate_id}::text as "aggregate_id",
+{key}::text as "key",
+coalesce({slot} & 2147483647, 0) as "slot",
+{payload} as "payload",
+coalesce({content_type}::text, 'application/json') as "content_type",
+{headers} as "headers",
+coalesce({tags}::text[], '{{}}') as "tags",
+{traceparent}::text as "traceparent"
 
 -- name: columns
 -- The fields of an event, in types that need the least parsing.
