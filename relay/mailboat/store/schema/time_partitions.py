@@ -50,8 +50,6 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class TimePartition:
-    """One time partition (day) of an outbox."""
-
     name: str
     lower: datetime
     upper: datetime
@@ -201,9 +199,8 @@ class RetentionSweep:
                 continue
             if not await self._decide(partition, regardless=partition.name in given_up):
                 continue
-            if not await self._detach(partition, "detach"):
+            if not await self._remove(partition, "detach"):
                 return
-            await self._drop(partition.name)
 
     async def _decide(self, partition: TimePartition, *, regardless: bool) -> bool:
         """Return True if the partition may be dropped. Checked twice, the second time with writers locked out."""
@@ -242,16 +239,11 @@ class RetentionSweep:
                 partition.name, "another session's detach of it is unfinished: finish it with ALTER TABLE ... FINALIZE"
             )
             return False
-        if not await self._detach(partition, "finish_detach"):
-            return False
-        await self._drop(partition.name)
-        return True
+        return await self._remove(partition, "finish_detach")
 
-    async def _detach(self, partition: TimePartition, how: str) -> bool:
-        """Detach a partition and return True on success.
-
-        The time-out is on the client: behind a pooler, a time-out set in the session would outlive this call.
-        """
+    async def _remove(self, partition: TimePartition, how: str) -> bool:
+        """Detach and drop a partition. Return False if it could not be detached."""
+        # The time-out is on the client: behind a pooler, a time-out set in the session would outlive this call.
         try:
             async with asyncio.timeout(self.detach_wait):
                 await self._execute(how, partition=partition.name)
@@ -263,6 +255,7 @@ class RetentionSweep:
         except psycopg.errors.ObjectNotInPrerequisiteState:
             self._block(partition.name, "another relay is detaching it, or another partition")
             return False
+        await self._drop(partition.name)
         return True
 
     async def _drop(self, name: str) -> None:
