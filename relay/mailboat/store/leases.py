@@ -189,7 +189,6 @@ class Leases:
         return await self._take(link, _SQL["claim"], self._identity | wanted)
 
     async def renew(self, link: PostgresConnection, leases: Collection[Lease]) -> list[Cursor]:
-        """Give the cursors of this relay a new epoch. Return those that it still owned."""
         return await self._take(link, _SQL["renew"], {"epochs": [lease.epoch for lease in leases]})
 
     async def _take(self, link: PostgresConnection, statement: str, parameters: Mapping[str, object]) -> list[Cursor]:
@@ -209,13 +208,11 @@ class Leases:
         return [epoch for key, epoch in self._epochs.items() if key.subscription == subscription]
 
     async def release(self, link: PostgresConnection, leases: Collection[Lease]) -> None:
-        """Release leases. The next owner can claim immediately and counts no crash."""
         await link.fetch(_SQL["release"], {"epochs": [lease.epoch for lease in leases]})
 
     async def assign(
         self, link: PostgresConnection, subscription: int, generation: int, owners: dict[int, str]
     ) -> bool:
-        """Store an assignment by the operator. Return False if a newer one is stored already."""
         where = {"subscription": subscription, "generation": generation}
         if not await link.fetch(_SQL["accept"], where):
             return False

@@ -53,8 +53,6 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """State of a cursor when its lease was acquired."""
-
     lease: Lease
     settled_snapshot: str
     window: Window | None
@@ -66,8 +64,6 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Properties of a subscription that a store needs to route events."""
-
     number: int
     name: str
     partitions: int

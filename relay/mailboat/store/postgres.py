@@ -152,13 +152,11 @@ class PostgresStore:
         self._serves -= {number}
 
     async def owned_by_others(self, subscriptions: Sequence[EventSubscription], config_version: ConfigVersion) -> bool:
-        """Return True if declaring these subscriptions would repartition cursors that other relays own."""
         return await owned_by_others(
             self._control, self._settings.layout.table, self._me.id, subscriptions, config_version
         )
 
     async def retire_removed(self, named: Collection[str], config_version: ConfigVersion) -> RetireResult:
-        """Retire the subscriptions of this OutboxRelay that its configuration no longer contains."""
         return await retire_removed(self._control, self._settings.layout.table, self._me.id, named, config_version)
 
     async def join(self) -> None:

@@ -111,15 +111,11 @@ def routes(predicates: Mapping[int, Predicate]) -> Predicate:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionQuery:
-    """A subscription and the predicate of its filter."""
-
     subscription: Subscription
     wanted: Predicate
 
 
 class TailKind(NamedTuple):
-    """Kind of a poll."""
-
     late: bool
     """Transactions were running in ``settled_snapshot``, and their events may have become visible."""
     before: str | None
@@ -127,8 +123,6 @@ class TailKind(NamedTuple):
 
 
 class ChunkKind(NamedTuple):
-    """Kind of chunk of a large window."""
-
     carry_over: bool
     """Cursors of the previous layout settled some of its events (carry-over)."""
     too_large: bool
@@ -200,7 +194,6 @@ class ComposedQueries:
     def fan_out(
         self, rows: Iterable[Sequence[Any]], members: frozenset[CursorKey]
     ) -> dict[CursorKey, list[OutboxEvent]]:
-        """Route matching rows of a window to the members they belong to."""
         if len(self.subscriptions) == 1:
             (subscription,) = self.subscriptions.values()
             return fan_out_single(rows, subscription, members)
@@ -224,11 +217,9 @@ class QueryCache:
         self.span = sql.SQL(_SQL["span"]).format(**self._fixed).as_bytes()
 
     def route(self, routes_by_number: Mapping[int, SubscriptionQuery]) -> None:
-        """Replace the subscription set."""
         self._cached = (routes_by_number, {})
 
     def for_members(self, members: Iterable[Lease]) -> ComposedQueries:
-        """Return the statements that read for these cursors."""
         routes_by_number, composed = self._cached
         found = {lease.key.subscription for lease in members}
         numbers = tuple(found) if len(found) == 1 else tuple(sorted(routes_by_number))

@@ -50,8 +50,6 @@ def renamed(columns: Columns) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """An outbox table and its renamed columns."""
-
     table: str = "mailboat.outbox"
     columns: Mapping[str, str] = field(default_factory=dict)
 

@@ -35,7 +35,6 @@ class WindowReads:
         measured beyond the end of a chunk are measured again for the next one."""
 
     async def measure(self, link: PostgresConnection, group: CursorGroup) -> Window | None:
-        """Return the bounds of the group's next window; None if no member is at the group's snapshot any longer."""
         return await link.read(lambda pipeline: self._measure(pipeline, link.server, group), no_deadline=True)
 
     def _measure(self, pipeline: Pipeline, server: Server, group: CursorGroup) -> Callable[[], Window | None]:

@@ -67,8 +67,6 @@ _POOLER_FOUND: Final = (
 
 
 class Windows:
-    """The windows of one outbox, for one relay."""
-
     def __init__(self, settings: StoreSettings, query_cache: QueryCache) -> None:
         self._layout = settings.layout
         self._sync_level = settings.sync_level
@@ -299,8 +297,6 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Settled:
-    """Answers to the updates of a tick."""
-
     answers: Sequence[Cursor[Row]]
 
     @cached_property

@@ -23,8 +23,6 @@ _REPLAYED_AT_ONCE = 1_000
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter in a list."""
-
     dead_id: int
     subscription: str
     partition: int

@@ -24,8 +24,6 @@ _AT_ONCE = 5_000
 
 
 class ParkedEvent(NamedTuple):
-    """A parked event in a list."""
-
     ordinal: int
     subscription: str
     subscription_id: int

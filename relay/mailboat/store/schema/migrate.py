@@ -49,8 +49,6 @@ _STEP = re.compile(r"^(\d{4})_\w+(\.sql)?$")
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One numbered step of the package."""
-
     version: int
     name: str
     script: str
