@@ -80,7 +80,7 @@ def write(database: Database, **columns: Any) -> None:
 
 async def look(database: Database, columns: dict[str, str]) -> list[Finding]:
     async with await psycopg.AsyncConnection.connect(database.url) as connection:
-        return await verify(connection, "shop.events", columns)
+        return await verify(connection, TableLayout("shop.events", columns))
 
 
 async def carried(world: PostgresWorld, **spec: Any) -> tuple[Relay, list[OutboxEvent]]:

@@ -75,8 +75,8 @@ async def verify(outbox: Outbox) -> None:
 
 async def _verify(outbox: Outbox) -> None:
     async with outbox.link("verify") as link:
-        await verify_or_refuse(link.connection, outbox.table, outbox.layout.columns)
-        undeliverable = await undeliverable_rows(link.connection, outbox.table, outbox.layout.columns)
+        await verify_or_refuse(link.connection, outbox.layout)
+        undeliverable = await undeliverable_rows(link.connection, outbox.layout)
     _print(outbox, f"outbox {outbox.table} has all that Mailboat needs")
     if undeliverable is not None:
         click.echo(safe(str(undeliverable), lines=True))

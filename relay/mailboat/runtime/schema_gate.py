@@ -13,7 +13,7 @@ from mailboat.errors import MailboatError
 from mailboat.store.connection import PostgresConnection, UrlProvider, explained
 from mailboat.store.schema.migrate import MigrationReport, apply_migrations
 from mailboat.store.schema.verify import verify_or_refuse
-from mailboat.store.table import renamed
+from mailboat.store.table import TableLayout, renamed
 from mailboat_spec import OutboxRelaySpec
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,9 @@ class SchemaGate:
                 self._note_roles(report)
             else:
                 async with explained(link.connection, deadline):
-                    await verify_or_refuse(link.connection, spec.outbox.table, renamed(spec.outbox.columns))
+                    await verify_or_refuse(
+                        link.connection, TableLayout(spec.outbox.table, renamed(spec.outbox.columns))
+                    )
             self.ready = True
         except MailboatError:
             self.ready = False

@@ -110,37 +110,31 @@ COLUMNS: Mapping[str, Column] = {
 }
 
 
-async def verify_or_refuse(
-    connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
-) -> None:
+async def verify_or_refuse(connection: psycopg.AsyncConnection[Any], layout: TableLayout) -> None:
     """Raise `SchemaMismatch` with every finding and its remedy, if there are any."""
-    findings = await verify(connection, outbox_table, columns)
+    findings = await verify(connection, layout)
     if findings:
         count = "one thing is" if len(findings) == 1 else f"{len(findings)} things are"
         about = f"The database is not as Mailboat needs it ({count} missing or different). SQL that fixes it:"
         raise SchemaMismatch("\n".join([about, *map(str, findings)]))
 
 
-async def verify(
-    connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
-) -> list[Finding]:
-    """Return the defects that affect a relay. ``columns`` maps Mailboat's names to the table's, where they differ."""
+async def verify(connection: psycopg.AsyncConnection[Any], layout: TableLayout) -> list[Finding]:
+    """Return the defects that affect a relay."""
     try:
-        inspection = _Inspection(connection, outbox_table, columns)
+        inspection = _Inspection(connection, layout)
         await inspection.run()
     except psycopg.Error as error:
         raise explain(error) from error
     return inspection.findings
 
 
-async def undeliverable_rows(
-    connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
-) -> Finding | None:
+async def undeliverable_rows(connection: psycopg.AsyncConnection[Any], layout: TableLayout) -> Finding | None:
     """Return the number of rows without a transaction id, which no relay reads, and the SQL that delivers them.
 
     Such rows were written before the column existed. They are no defect: somebody else may have delivered them.
     """
-    layout, xid = TableLayout(outbox_table, columns), columns.get("xid", "xid")
+    xid = layout.columns.get("xid", "xid")
     statement = sql.SQL(_SQL["without_xid"]).format(outbox=layout.outbox, xid=layout.column("xid"))
     try:
         cursor = await connection.execute(statement, {"most": MOST_COUNTED})
@@ -153,16 +147,18 @@ async def undeliverable_rows(
     return Finding(
         f"{many} no transaction id (written before the column existed) and will never be delivered. If they should be,"
         " this delivers them to every subscription:",
-        outbox_table,
-        f'update {outbox_table} set "{xid}" = pg_current_xact_id() where "{xid}" is null;',
+        layout.table,
+        f'update {layout.table} set "{xid}" = pg_current_xact_id() where "{xid}" is null;',
     )
 
 
 class _Inspection:
-    def __init__(self, connection: psycopg.AsyncConnection[Any], outbox: str, columns: Mapping[str, str]) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection[Any], layout: TableLayout) -> None:
         self._connection = connection
-        self._outbox = outbox
-        self._names = {name: columns.get(name, name) for name in COLUMNS}
+        self._layout = layout
+        self._outbox = layout.table
+        self._names = names = {name: layout.columns.get(name, name) for name in COLUMNS}
+        self._where = {"outbox": layout.table, "tables": list(BOOKKEEPING), "xid": names["xid"], "id": names["id"]}
         self.findings: list[Finding] = []
 
     def _add(self, what: str, where: str, remedy: str) -> None:
@@ -170,7 +166,7 @@ class _Inspection:
 
     async def run(self) -> None:
         """Inspect the database as far as the findings permit."""
-        server = await self._row("server", tables=list(BOOKKEEPING))
+        server = await self._row("server")
         assert server is not None, "a query without FROM has a row"
         if server["encoding"] != "UTF8":
             self._add(
@@ -181,7 +177,7 @@ class _Inspection:
         if not server["schema"]:
             self._add("there is no schema mailboat", "schema mailboat", _MIGRATE)
             return
-        hidden = [name for (name,) in await self._rows("usable", outbox=self._outbox)]
+        hidden = [name for (name,) in await self._rows("usable")]
         for name in hidden:
             self._add(f"user {server['user']} may not use it", f"schema {name}", _grant(server))
         if hidden:
@@ -189,7 +185,7 @@ class _Inspection:
         await self._about_history(server)
         if server["missing_tables"]:
             return
-        relation = await self._row("relation", outbox=self._outbox, xid=self._names["xid"], id=self._names["id"])
+        relation = await self._row("relation")
         if relation is None:
             self._add("the table does not exist", self._outbox, f"select mailboat.create_outbox('{self._outbox}');")
             return
@@ -203,11 +199,11 @@ class _Inspection:
 
     async def _about_rights(self, server: Mapping[str, Any]) -> None:
         user = f"user {server['user']}"
-        roles = await self._rows("relay_role", outbox=self._outbox)
+        roles = await self._rows("relay_role")
         role = roles[0][0] if roles and roles[0][1] else None
         if role and not roles[0][2]:
             self._add(f"{user} lacks role {role}, which relays of this outbox need", user, _grant(server, role=role))
-        for (right,) in await self._rows("rights", outbox=self._outbox, tables=list(BOOKKEEPING)):
+        for (right,) in await self._rows("rights"):
             self._add(f"{user} lacks {right}", user, _grant(server, right, role=role))
 
     async def _about_history(self, server: Mapping[str, Any]) -> None:
@@ -232,14 +228,13 @@ class _Inspection:
 
     async def _about_table(self, relation: Mapping[str, Any]) -> None:
         name = relation["name"]
-        present = {column: Present(*facts) for column, *facts in await self._rows("columns", outbox=self._outbox)}
+        present = {column: Present(*facts) for column, *facts in await self._rows("columns")}
         self.findings += _about_columns(name, self._names, present)
         xid, position = self._names["xid"], self._names["id"]
-        if not relation["xid_index"] and xid in present:
-            self._add("no index begins with it", f"{name}.{xid}", f'create index on {name} ("{xid}");')
-        if not relation["id_index"] and position in present:
-            self._add("no index begins with it", f"{name}.{position}", f'create index on {name} ("{position}");')
-        elif position in present and await self._has_lost_ids(position):
+        for column, indexed in ((xid, relation["xid_index"]), (position, relation["id_index"])):
+            if column in present and not indexed:
+                self._add("no index begins with it", f"{name}.{column}", f'create index on {name} ("{column}");')
+        if position in present and relation["id_index"] and await self._has_lost_ids():
             self._add(
                 "there are events with a position of 0 or less, which are never delivered",
                 f"{name}.{position}",
@@ -271,7 +266,7 @@ class _Inspection:
                 f"create trigger mailboat_notify after insert on {name} for each statement"
                 f" execute function mailboat.notify_on_insert('{name}');",
             )
-        ((registered,),) = await self._rows("registered", outbox=self._outbox)
+        ((registered,),) = await self._rows("registered")
         if not registered:
             self._add(
                 "it is not registered as an outbox", name, f"insert into mailboat.outboxes (name) values ('{name}');"
@@ -285,8 +280,8 @@ class _Inspection:
                     f"select mailboat.ensure_partitions('{name}');",
                 )
 
-    async def _has_lost_ids(self, position: str) -> bool:
-        names = {"outbox": TableLayout(self._outbox).outbox, "id": sql.Identifier(position)}
+    async def _has_lost_ids(self) -> bool:
+        names = {"outbox": self._layout.outbox, "id": self._layout.column("id")}
         try:
             async with self._connection.transaction():
                 cursor = await self._connection.execute(sql.SQL(_SQL["lost_ids"]).format(**names))
@@ -294,13 +289,13 @@ class _Inspection:
             return False
         return await cursor.fetchone() == (True,)
 
-    async def _row(self, name: str, **values: object) -> Mapping[str, Any] | None:
+    async def _row(self, name: str) -> Mapping[str, Any] | None:
         cursor = self._connection.cursor(row_factory=dict_row)
-        await cursor.execute(_SQL[name], values)
+        await cursor.execute(_SQL[name], self._where)
         return await cursor.fetchone()
 
-    async def _rows(self, name: str, **values: object) -> list[tuple[Any, ...]]:
-        cursor = await self._connection.execute(_SQL[name], values)
+    async def _rows(self, name: str) -> list[tuple[Any, ...]]:
+        cursor = await self._connection.execute(_SQL[name], self._where)
         return await cursor.fetchall()
 
 
