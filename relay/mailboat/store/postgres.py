@@ -213,12 +213,17 @@ class PostgresStore:
         async with self._measurements:
             link = await self._connect("measure", reads_windows=True)
             try:
-                return await self._reads.measure(link, group)
+                return await link.read(
+                    lambda pipeline: self._reads.measure(pipeline, link.server, group), no_deadline=True
+                )
             finally:
                 await link.close()
 
     async def read(self, window: Window, members: Sequence[Lease], after: int, *, crash_count: int = 0) -> Chunk:
-        return await self._reads.read(await self._link("read"), window, members, after, crash_count=crash_count)
+        link = await self._link("read")
+        return await link.read(
+            lambda pipeline: self._reads.read(pipeline, window, members, after, crash_count=crash_count)
+        )
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
         return await parked_rows.keys(await self._link("work"), lease)

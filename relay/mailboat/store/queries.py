@@ -164,17 +164,14 @@ class ComposedQueries:
         if kind not in self._tails:
             if any(former.before != kind.before for former in self._tails):  # a new day
                 self._tails.clear()
-            self._tails[kind] = self._tail(kind)
+            pruned = kind.before is not None
+            parts = self._parts | {
+                "occupied": sql.SQL(_SQL["occupied"] if pruned else "").format(before=sql.Literal(kind.before)),
+                "stray": sql.SQL(_SQL["stray"] if pruned else "false").format(**self._parts),
+            }
+            parts["late_arm"] = sql.SQL(_SQL["late_arm"] if kind.late else "").format(**parts)
+            self._tails[kind] = sql.SQL(_SQL["tail"]).format(**parts).as_bytes()
         return self._tails[kind]
-
-    def _tail(self, kind: TailKind) -> bytes:
-        occupied, stray = sql.Composed([]), sql.Composed([sql.SQL("false")])
-        if kind.before is not None:
-            occupied = sql.SQL(_SQL["occupied"]).format(before=sql.Literal(kind.before))
-            stray = sql.SQL(_SQL["stray"]).format(**self._parts)
-        parts = self._parts | {"occupied": occupied, "stray": stray}
-        late_arm = sql.SQL(_SQL["late_arm"] if kind.late else "").format(**parts)
-        return sql.SQL(_SQL["tail"]).format(late_arm=late_arm, **parts).as_bytes()
 
     def own(self, members: Iterable[Lease]) -> dict[str, str]:
         """Return the parameter that selects the events of these members' partitions: one bit per partition.

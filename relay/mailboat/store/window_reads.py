@@ -15,7 +15,7 @@ from typing import Any
 
 from psycopg import Cursor
 
-from mailboat.store.connection import Pipeline, PostgresConnection, Row, Server
+from mailboat.store.connection import Pipeline, Row, Server
 from mailboat.store.outbox_store import Chunk, CursorGroup, CursorKey, Lease, Window
 from mailboat.store.queries import ChunkKind, ComposedQueries, QueryCache
 from mailboat.store.settings import ReadLimits
@@ -34,10 +34,7 @@ class WindowReads:
         """Number of rows to measure for the next chunk. If rows are large, twice the rows of the previous chunk: rows
         measured beyond the end of a chunk are measured again for the next one."""
 
-    async def measure(self, link: PostgresConnection, group: CursorGroup) -> Window | None:
-        return await link.read(lambda pipeline: self._measure(pipeline, link.server, group), no_deadline=True)
-
-    def _measure(self, pipeline: Pipeline, server: Server, group: CursorGroup) -> Callable[[], Window | None]:
+    def measure(self, pipeline: Pipeline, server: Server, group: CursorGroup) -> Callable[[], Window | None]:
         bounds = {
             "pooled": server.pooled,
             "settled_snapshot": group.settled_snapshot,
@@ -53,16 +50,11 @@ class WindowReads:
                 return lambda: window
         return lambda: None
 
-    async def read(
-        self, link: PostgresConnection, window: Window, members: Sequence[Lease], after: int, *, crash_count: int
-    ) -> Chunk:
+    def read(
+        self, pipeline: Pipeline, window: Window, members: Sequence[Lease], after: int, *, crash_count: int
+    ) -> Callable[[], Chunk]:
         """Return the next chunk. If all leases were lost, return an empty one: the next settlement reports the loss."""
         limits = self._limits.after(crash_count)
-        return await link.read(lambda pipeline: self._read(pipeline, window, members, after, limits))
-
-    def _read(
-        self, pipeline: Pipeline, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits
-    ) -> Callable[[], Chunk]:
         composed = self._query_cache.for_members(members)
         keys = frozenset(lease.key for lease in members)
 

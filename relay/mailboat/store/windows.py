@@ -73,7 +73,7 @@ class Windows:
         self._limits = settings.limits
         self._query_cache = query_cache
         self._unwritten: dict[Lease, str] = {}
-        """``settled_snapshot`` of closed cursors that is not stored yet."""
+        """``settled_snapshot`` of closed cursors that is stored later (see ``STORE_EVERY``)."""
         self._stored_at = time.monotonic()
         self._occupied: _OccupiedPartitions | None = None
         """None: a poll reads the whole table."""
@@ -150,7 +150,9 @@ class Windows:
                 if settlement.lease.key in settled.keys:
                     parked_rows.apply(pipeline, settlement)
         for found in windows:
-            self._note_progress(found)
+            for lease in found.with_events:
+                self._unwritten.pop(lease, None)
+            self._unwritten.update(dict.fromkeys(found.without_events, found.window.window_snapshot))
         stored = stores and self._store(pipeline, server.timeline)
         level = self._sync_level if any(found.with_events for found in windows) else "off"
         if durable:
@@ -212,12 +214,6 @@ class Windows:
         row = found.fetchone()
         self._occupied = None if row is None else _OccupiedPartitions(*row)
         self._partitions_loaded = True
-
-    def _note_progress(self, found: _Found) -> None:
-        """Note the progress of the members without events, which is stored later (see ``STORE_EVERY``)."""
-        for lease in found.with_events:
-            self._unwritten.pop(lease, None)
-        self._unwritten.update(dict.fromkeys(found.without_events, found.window.window_snapshot))
 
     def _store(self, pipeline: Pipeline, timeline: int) -> bool:
         """Store the progress of idle cursors and return True if there was any. A lost lease is skipped; the next
