@@ -41,7 +41,7 @@ from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.http.client import StatusResponse, fetch_statuses
 from mailboat.runtime.manifest_files import load
 from mailboat.store.admin.overview import backlog, known_subscriptions, relay_addresses
-from mailboat.store.coverage import coverage
+from mailboat.store.examination import coverage
 from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 

@@ -16,8 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 from mailboat.errors import MailboatError
 from mailboat.store.connection import PostgresConnection, UrlProvider, explained
-from mailboat.store.coverage import Coverage, coverage
-from mailboat.store.old_snapshots import OldSnapshot, SnapshotWatch
+from mailboat.store.examination import Coverage, OldSnapshot, SnapshotWatch, coverage
 from mailboat.store.schema.time_partitions import HardLimit, RetentionSweep, days_ahead, ensure_partitions, server_time
 from mailboat.store.subscription_rows import clear_expired
 from mailboat.store.table import TableLayout

@@ -19,7 +19,7 @@ from mailboat.errors import (
     SchemaMismatch,
     SecretMissing,
 )
-from mailboat.store.coverage import Coverage
+from mailboat.store.examination import Coverage
 from mailboat_spec import Reason, relay_status
 
 # The first match wins, so subclasses come before their base class.

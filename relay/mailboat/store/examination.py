@@ -1,13 +1,19 @@
-"""Coverage of an outbox by its subscriptions: events that no filter matches, and filters that match no event.
+"""Examination of an outbox: its coverage by subscriptions, and the oldest snapshot of its database.
 
-A filter with a spelling mistake is valid, and its events stay in the outbox without an error. Two bounded reads find
-both sides of the mistake.
+Coverage: events that no filter matches, and filters that match no event. A filter with a spelling mistake is valid, and
+its events stay in the outbox without an error. Two bounded reads find both sides of the mistake.
+
+Snapshots: while one is held, Postgres keeps former versions of all rows. Each settlement of a cursor leaves one, and
+every access to the cursor passes those that are kept (``docs/windows.md``). A relay therefore reports who holds the
+oldest snapshot, and for how long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, timedelta
 from typing import Any, Final
 
 from psycopg import sql
@@ -18,11 +24,18 @@ from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, full_name
 
-_SQL = statements("coverage")
+_SQL = statements("examination")
 
 NEWEST: Final = 1000
 """Number of events that are examined."""
 _MOST_TYPES: Final = 5
+OLD: Final = timedelta(minutes=15)
+"""Age from which a snapshot is reported as a problem."""
+_REMEDIES: Final = {
+    "session": "If it is idle in transaction or forgotten, end it: select pg_terminate_backend({name})",
+    "prepared transaction": "Commit or roll it back: rollback prepared {literal}",
+    "replication slot": "If it is not used any more: select pg_drop_replication_slot({literal})",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +79,40 @@ async def coverage(
         await cursor.execute(sql.SQL(_SQL["idle"]).format(rows=layout.rows), where)
         idle = tuple(str(name) for (name,) in await cursor.fetchall())
     return Coverage(unmatched, idle)
+
+
+@dataclass(frozen=True, slots=True)
+class OldSnapshot:
+    """The oldest snapshot and its holder. Without one, the age is zero."""
+
+    age: timedelta = timedelta()
+    warning: str = ""
+    """Holder and remedy, if the snapshot is old. It names no age, so that it stays the same."""
+
+
+class SnapshotWatch:
+    """Queries for the oldest snapshot. Remembers when it first saw a holder whose start it may not read."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: tuple[object, ...] = ()
+        self._seen_at = 0.0
+
+    async def oldest(self, link: PostgresConnection) -> OldSnapshot:
+        rows = await link.fetch(_SQL["snapshot_holder"])
+        if not rows:
+            return OldSnapshot()
+        ((kind, name, description, since, now),) = rows
+        if (kind, name) != self._seen:
+            self._seen, self._seen_at = (kind, name), self._clock()
+        seen_for = timedelta(seconds=self._clock() - self._seen_at)
+        age = max(timedelta(), seen_for if since is None else now - since)
+        if age < OLD:
+            return OldSnapshot(age)
+        begun = f"{(now - age).astimezone(UTC):%Y-%m-%d %H:%M} UTC" + (" or longer" if since is None else "")
+        remedy = _REMEDIES[kind].format(name=name, literal=sql.Literal(name).as_string())
+        return OldSnapshot(
+            age,
+            f"A snapshot is held since {begun}, by {description}. Postgres keeps the former versions of rows until it"
+            f" ends, and delivery slows down. {remedy}",
+        )
