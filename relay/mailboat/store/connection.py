@@ -57,6 +57,10 @@ class Server:
     process: int
     """Server process of the connection. If it changes, there is a pooler in between."""
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.timeline, self.system_identifier
+
 
 _USE_THE_PRIMARY = (
     "This Postgres is a standby, and its snapshots leave out running transactions: use the primary, or name all servers"
@@ -363,18 +367,14 @@ class PostgresConnection:
 def refuse_other_server(guard: Row | None, expected: Server) -> None:
     """Raise if the result of a ``guard`` statement names another server. A pooler or proxy may hide a failover."""
     standby, timeline, system_identifier = guard[-3:] if guard is not None else (True, None, None)
-    if standby or (int(timeline, 16), system_identifier) != (expected.timeline, expected.system_identifier):
+    if standby or (int(timeline, 16), system_identifier) != expected.identity:
         raise DatabaseUnavailable(
             "another server answers now (a failover, or a restored copy): the session starts again"
         )
 
 
 async def _identified(connection: PinnedConnection, pooler: str) -> Server:
-    cursor = await connection.execute(
-        "select pg_backend_pid(), current_setting('server_version_num')::int,"
-        " current_setting('max_prepared_transactions')::int, (select system_identifier from pg_control_system()),"
-        " case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end"
-    )
+    cursor = await connection.execute(statements("connection")["server"])
     pid, version, prepared, identifier, timeline = await cursor.fetchone() or (0, 0, 0, 0, None)
     if timeline is None:
         raise InRecovery(_USE_THE_PRIMARY)

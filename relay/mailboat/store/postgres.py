@@ -99,8 +99,7 @@ class PostgresStore:
         control = await _open(url, "control", settings)
         if not control.server.pooled:
             control.connection.prepare_threshold = _PREPARE_AFTER
-            async with control.autocommit() as cursor:
-                await cursor.execute(_PLANNER)
+            await control.fetch(_PLANNER)
         return cls(url, me, settings, control)
 
     @property
@@ -298,9 +297,7 @@ class PostgresStore:
     async def _connect(self, purpose: str, *, reads_windows: bool = False) -> PostgresConnection:
         link = await _open(self._url, purpose, self._settings)
         try:
-            if link.server.system_identifier != self._control.server.system_identifier or (
-                link.server.timeline != self._control.server.timeline
-            ):
+            if link.server.identity != self._control.server.identity:
                 raise DatabaseUnavailable("two connections reached two different servers: a failover is under way")
             if reads_windows and not link.server.pooled:
                 await link.fetch(_PLANNER)
