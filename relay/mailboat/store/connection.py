@@ -228,10 +228,7 @@ class PostgresConnection:
             self._timeout.reschedule(None)
 
     async def pipeline(self, work: Callable[[Pipeline], T], *, begin: LiteralString | None = BEGIN) -> T:
-        """Run ``work`` in a thread: in a transaction, or in one per wait if ``begin`` is None.
-
-        The thread uses the same connection through psycopg's blocking interface.
-        """
+        """Run ``work`` in a thread: in a transaction, or in one per wait if ``begin`` is None."""
 
         def run() -> T:
             with self._pipeline(begin) as pipeline:

@@ -208,14 +208,11 @@ class TickResult:
 
     @property
     def quiet(self) -> bool:
-        """True if the tick found nothing new for any group."""
         return not self.opened and not self.advanced and not self.overflowing
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk of a window, for all members that share the window."""
-
     events: Mapping[CursorKey, Sequence[OutboxEvent]]
     reached: int
     """The id up to which the window was scanned."""
@@ -243,8 +240,6 @@ class PartitionOwner:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """State of ownership at one heartbeat."""
-
     peers: tuple[RelayPeer, ...]
     holdings: tuple[PartitionOwner, ...]
     subscriptions: Mapping[int, Subscription]

@@ -95,7 +95,6 @@ def _texts(values: Iterable[str]) -> Predicate:
 
 
 def any_of(predicates: Mapping[int, Predicate]) -> Predicate:
-    """Return the predicate for rows that match at least one subscription."""
     if any(p is TRUE for p in predicates.values()):
         return TRUE
     return sql.SQL("({})").format(sql.SQL(" or ").join(predicates.values()))

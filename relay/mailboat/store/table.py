@@ -26,7 +26,6 @@ _CREATED_AT = _expressions("created_at")
 COLUMNS = _expressions("columns", created_at=_CREATED_AT)
 """Fields of an ``OutboxEvent``, in order."""
 ROW_BYTES = _expressions("row_bytes")
-"""Size of a row in bytes when it is read."""
 TOO_LARGE_COLUMNS = _expressions("too_large_columns", marker=sql.Literal(TOO_LARGE), created_at=_CREATED_AT)
 """Columns read of a row that is too large for a relay. See ``model.TOO_LARGE``."""
 

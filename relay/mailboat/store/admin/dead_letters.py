@@ -56,8 +56,6 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """Candidates of a replay, sorted by outcome."""
-
     replay: tuple[Candidate, ...]
     waiting: tuple[Candidate, ...]
     """Parked already, so they will be sent without a replay."""

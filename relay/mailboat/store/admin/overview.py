@@ -50,7 +50,6 @@ async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[Kno
 
 
 async def relay_addresses(link: PostgresConnection, outbox: str) -> list[str]:
-    """Return the addresses that live relays listen on, each once."""
     return [address for (address,) in await link.fetch(_SQL["addresses"], {"outbox": outbox})]
 
 

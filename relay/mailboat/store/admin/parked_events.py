@@ -48,7 +48,7 @@ class ParkedEvent(NamedTuple):
 class Retried:
     heads: int
     unblocked: int
-    """Number of heads that were blocked. Their attempts restart at 0."""
+    """Number of heads that were blocked."""
 
 
 async def list_parked(link: PostgresConnection, match: Match, *, behind: bool, limit: int | None) -> list[ParkedEvent]:

@@ -41,7 +41,6 @@ class Match:
 
     @property
     def narrows(self) -> bool:
-        """True if any field but the outbox is set."""
         return any(value is not None for name, value in asdict(self).items() if name != "outbox")
 
 

@@ -83,7 +83,6 @@ class MigrationReport:
 
 @cache
 def known_migrations() -> tuple[Migration, ...]:
-    """Return the steps of this version of Mailboat, in order."""
     folder = resources.files("mailboat.store.schema") / "migrations"
     found = []
     for step in sorted(folder.iterdir(), key=lambda step: step.name):

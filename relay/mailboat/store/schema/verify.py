@@ -55,8 +55,6 @@ class Present(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One defect of the database."""
-
     what: str
     where: str
     sql: str
@@ -120,7 +118,6 @@ async def verify_or_refuse(connection: psycopg.AsyncConnection[Any], layout: Tab
 
 
 async def verify(connection: psycopg.AsyncConnection[Any], layout: TableLayout) -> list[Finding]:
-    """Return the defects that affect a relay."""
     try:
         inspection = _Inspection(connection, layout)
         await inspection.run()
@@ -165,7 +162,6 @@ class _Inspection:
         self.findings.append(Finding(what, where, remedy))
 
     async def run(self) -> None:
-        """Inspect the database as far as the findings permit."""
         server = await self._row("server")
         assert server is not None, "a query without FROM has a row"
         if server["encoding"] != "UTF8":
