@@ -201,7 +201,7 @@ class PostgresConnection:
         except BaseException:
             await connection.close()
             raise
-        # Two psycopg interfaces share this connection (see ``pipeline``) and would give the same names to their
+        # Two psycopg interfaces share this connection (see ``_pipeline``) and would give the same names to their
         # prepared statements. Only the one for frequent work, the blocking one, prepares.
         connection.prepare_threshold = None
         return cls(connection, purpose, server, deadline, waits_for_standbys=waits_for_standbys)

@@ -50,10 +50,10 @@ _LOCK_PAUSE = 0.05
 """Seconds between two tries."""
 
 
-def lock_key(relay: str) -> tuple[int, int]:
+def lock_key(relay: str) -> dict[str, int]:
     """Return the advisory lock key of a relay: the md5 of its id as two signed 32-bit integers."""
     digest = hashlib.md5(f"mailboat relay {relay}".encode(), usedforsecurity=False).digest()
-    return int.from_bytes(digest[:4], signed=True), int.from_bytes(digest[4:8], signed=True)
+    return {"high": int.from_bytes(digest[:4], signed=True), "low": int.from_bytes(digest[4:8], signed=True)}
 
 
 class Heartbeat(NamedTuple):
@@ -111,7 +111,7 @@ class Leases:
     async def _take_liveness_lock(self, link: PostgresConnection) -> bool:
         """Try to acquire the liveness lock for about a second: this relay's previous session may still be ending, or a
         peer may be expiring it. Return False if a session that is no relay of this name holds it."""
-        key = dict(zip(("high", "low"), lock_key(self._me.id), strict=True))
+        key = lock_key(self._me.id)
         for _ in range(_LOCK_TRIES):
             if await link.fetch(_SQL["lock"], key) == [(True,)]:
                 return True
@@ -134,15 +134,10 @@ class Leases:
         ``delivered``: the subscriptions among ``serves`` whose partitions relays own.
         """
         overdue_after = self._settings.overdue_after
+        where = {"serves": list(serves), "delivered": list(delivered), "epochs": list(self._epochs.values())}
         sent_at = time.monotonic()
         async with link.autocommit() as cursor:
-            where = {
-                **self._identity,
-                "serves": list(serves),
-                "delivered": list(delivered),
-                "epochs": list(self._epochs.values()),
-            }
-            await cursor.execute(_SQL["beat"], where)
+            await cursor.execute(_SQL["beat"], self._identity | where)
             found = await cursor.fetchone()
             if found is None:
                 raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
@@ -156,9 +151,8 @@ class Leases:
                     continue
                 silence, alive = silences[relay], True
                 if silence > ttl or (session_lock and silence > overdue_after):
-                    high, low = lock_key(relay)
-                    about = {"relay": relay, **latest[relay]._asdict(), "expired": silence > ttl}
-                    await cursor.execute(_SQL["expire"], {**about, "high": high, "low": low})
+                    about = {"relay": relay, **latest[relay]._asdict(), "expired": silence > ttl, **lock_key(relay)}
+                    await cursor.execute(_SQL["expire"], about)
                     alive = await cursor.fetchone() is None
                 peers.append(RelayPeer(relay, frozenset(served), alive, alive and silence > overdue_after))
         cursors = [

@@ -107,14 +107,6 @@ class PostgresStore:
         """Name of the database and identifier of its system, for people to recognise it by."""
         return f"{self._control.connection.info.dbname} (system {self._control.server.system_identifier})"
 
-    @property
-    def can_be_notified(self) -> bool:
-        """True if this server and these settings allow wake-ups (NOTIFY) from writers."""
-        server, notify = self._control.server, self._settings.notify
-        return not server.pooled and (
-            notify is Notify.ALWAYS or (notify is Notify.AUTO and not server.prepared_transactions)
-        )
-
     async def declare(
         self,
         subscriptions: Sequence[EventSubscription],
@@ -162,11 +154,13 @@ class PostgresStore:
         """Register this relay and reset its wake-ups."""
         await self._leases.join(self._control, list(self._serves))
         self._joined = True
-        if self.can_be_notified:
+        server, notify = self._control.server, self._settings.notify
+        wanted = notify is Notify.ALWAYS or (notify is Notify.AUTO and not server.prepared_transactions)
+        if wanted and not server.pooled:
             await self._control.listen("mailboat", self._settings.layout.table)
             self._listens = True
         # An earlier process of this name may have left wake-ups enabled.
-        await self._leases.request_wakeup(self._control, self._listens and self._settings.notify is Notify.ALWAYS)
+        await self._leases.request_wakeup(self._control, self._listens and notify is Notify.ALWAYS)
 
     async def beat(self) -> Membership:
         delivered = [n for n in self._serves if self._routes[n].subscription.name not in self._pulled]
