@@ -19,7 +19,7 @@ import psycopg
 import yaml
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from mailboat.store.schema.migrate import migrate
+from mailboat.store.schema.migrate import apply_migrations
 from mailboat_demo.relays import RelayProcess
 from mailboat_devservers.errors import ServerFailed
 from mailboat_devservers.kafka import KafkaServer, start_apache_kafka, start_kfake
@@ -80,7 +80,7 @@ def stage(broker: str, postgres_settings: Mapping[str, str] | None = None) -> It
 
 async def _migrate(url: str) -> None:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-        await migrate(connection, OUTBOX)
+        await apply_migrations(connection, OUTBOX)
 
 
 def fill(url: str, events: int, keys: int = KEYS) -> None:

@@ -16,7 +16,7 @@ from mailboat.errors import EmitRefused, MailboatError
 if TYPE_CHECKING:
     from mailboat.consumer import Consumer, Event, Ignore, Inbox, Kafka, PubSub, Redis, Refuse, RetryLater
     from mailboat.consumer.claims.once import ClaimHeld, Once
-    from mailboat.store.schema.migrate_api import migrate
+    from mailboat.store.schema.migrate import migrate
 
 __all__ = [
     "ClaimHeld",
@@ -44,7 +44,7 @@ _ON_FIRST_USE = {
         "mailboat.consumer",
     ),
     **dict.fromkeys(("ClaimHeld", "Once"), "mailboat.consumer.claims.once"),
-    "migrate": "mailboat.store.schema.migrate_api",
+    "migrate": "mailboat.store.schema.migrate",
 }
 
 

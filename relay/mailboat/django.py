@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db.migrations.operations.base import Operation
 
-from mailboat.store.schema.migrate_api import migrate
+from mailboat.store.schema.migrate import migrate
 
 
 class MigrateOutbox(Operation):  # type: ignore[misc]  # Django has no types

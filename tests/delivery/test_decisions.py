@@ -30,7 +30,7 @@ from mailboat.store.outbox_store import (
     Settlement,
     Subscription,
 )
-from mailboat.store.routing import fan_out, fan_out_single
+from mailboat.store.queries import fan_out, fan_out_single
 
 
 def event(id: int, key: str | None = None, slot: int | None = None) -> OutboxEvent:

@@ -18,7 +18,7 @@ from mailboat.errors import ForeignDatabase
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.relay_status import RelayState
 from mailboat.store.cursor_changes import rebase
-from mailboat.store.schema.migrate import migrate
+from mailboat.store.schema.migrate import apply_migrations
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
 from mailboat_devservers.postgres_binaries import NEWEST, find_upgradable
@@ -290,7 +290,7 @@ async def test_after_pg_upgrade_all_progress_is_kept(stage: Stage, tmp_path: Pat
     old.create_database("shop")
     before = Database(old, "shop")
     async with await psycopg.AsyncConnection.connect(before.url) as connection:
-        await migrate(connection, OURS.table)
+        await apply_migrations(connection, OURS.table)
     orders = subscription("orders", STAGED, partitions=4)
     (belated,) = events(1, 1, prefix="late")
     with psycopg.connect(before.url) as late:

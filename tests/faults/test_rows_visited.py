@@ -22,8 +22,8 @@ from psycopg import sql
 
 from mailboat.store.outbox_store import Cursor, CursorGroup, CursorKey, Settlement, TickResult, Window
 from mailboat.store.postgres import PostgresStore
-from mailboat.store.schema.migrate import migrate
-from mailboat.store.schema.time_partitions import drop_expired
+from mailboat.store.schema.migrate import apply_migrations
+from mailboat.store.schema.time_partitions import RetentionSweep
 from mailboat.store.settings import ReadLimits, RelayIdentity, StoreSettings
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
@@ -108,7 +108,7 @@ def filled(
 
 async def _migrate(url: str) -> None:
     async with await psycopg.AsyncConnection.connect(url) as connection:
-        await migrate(connection, "mailboat.outbox")
+        await apply_migrations(connection, "mailboat.outbox")
 
 
 @pytest.fixture(params=["never analyzed", "analyzed when empty", "analyzed"])
@@ -364,9 +364,8 @@ async def test_retention_finds_the_subscriptions_that_need_a_day_without_a_scan(
         _write(outbox, 10)
         now = datetime.now(UTC)
         async with bench.counting(), await psycopg.AsyncConnection.connect(outbox.url, autocommit=True) as connection:
-            report = await drop_expired(
-                connection, TableLayout(), now - timedelta(days=DAYS - 5), now=now, lock_wait=0.01
-            )
+            expired = now - timedelta(days=DAYS - 5)
+            report = await RetentionSweep(connection, TableLayout(), expired, now=now, lock_wait=0.01).run()
     assert len(report.blocked) >= 4
     assert {blocked.reason for blocked in report.blocked} == {
         "has not delivered all of it"

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.runtime.relay_status import RelayState
-from mailboat.store.coverage import Coverage
+from mailboat.store.examination import Coverage
 from mailboat_spec.relay_status import as_json
 from support.relay_statuses import relay, subscription
 

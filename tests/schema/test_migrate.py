@@ -11,7 +11,7 @@ from psycopg import sql
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.runtime.maintenance import SchemaGate
-from mailboat.store.schema.migrate import Migration, MigrationReport, known_migrations, migrate, pending
+from mailboat.store.schema.migrate import Migration, MigrationReport, apply_migrations, known_migrations, pending
 from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
 from mailboat_devservers.postgres_binaries import NEWEST
 from mailboat_spec import OutboxRelay
@@ -27,7 +27,7 @@ OUTBOX = "mailboat.outbox"
 
 async def run(url: str, outbox: str = OUTBOX) -> MigrationReport:
     async with await psycopg.AsyncConnection.connect(url) as connection:
-        return await migrate(connection, outbox)
+        return await apply_migrations(connection, outbox)
 
 
 def catalog(database: Database) -> list[tuple[object, ...]]:
@@ -122,8 +122,8 @@ async def test_a_run_that_fails_leaves_nothing_behind(each_database: Database) -
 async def test_a_connection_can_be_used_after_a_failed_run(each_database: Database) -> None:
     async with await psycopg.AsyncConnection.connect(each_database.url, autocommit=True) as connection:
         with pytest.raises(SchemaMismatch, match=r"named schema\.table"):
-            await migrate(connection, "nowhere")
-        assert (await migrate(connection, OUTBOX)).applied
+            await apply_migrations(connection, "nowhere")
+        assert (await apply_migrations(connection, OUTBOX)).applied
 
 
 @pytest.mark.parametrize(("given", "spelled"), [("Shop.Events", "shop.events"), ("shop.order", 'shop."order"')])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.schema.time_partitions import HardLimit, RetentionReport, TimePartition, beyond, drop_expired
+from mailboat.store.schema.time_partitions import HardLimit, RetentionReport, RetentionSweep, TimePartition, beyond
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database, PostgresServer, find_postgres
 from mailboat_devservers.postgres_binaries import NEWEST
@@ -84,7 +84,7 @@ def tables(database: Database) -> set[str]:
 
 async def sweep(connection: psycopg.AsyncConnection, **changes: Any) -> RetentionReport:
     options: dict[str, Any] = {"older_than": NOW - timedelta(days=30), "now": NOW, "detach_wait": 60} | changes
-    return await drop_expired(connection, TableLayout(OUTBOX), **options)
+    return await RetentionSweep(connection, TableLayout(OUTBOX), **options).run()
 
 
 async def test_only_time_partitions_that_all_subscriptions_passed_are_dropped(

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from mailboat.errors import SchemaMismatch
-from mailboat.store.schema.time_partitions import HardLimit, drop_expired, ensure_partitions
+from mailboat.store.schema.time_partitions import HardLimit, RetentionSweep, ensure_partitions
 from mailboat_devservers.postgres import Database
 from support.renamed_table import RENAMED, make_renamed
 
@@ -176,9 +176,9 @@ async def test_an_outbox_with_renamed_columns_works_like_any_other(
         [first],
     )
     old = first + timedelta(days=2)
-    held = await drop_expired(connection, RENAMED, old, now=now)
+    held = await RetentionSweep(connection, RENAMED, old, now=now).run()
     assert [blocked.subscription for blocked in held.blocked] == ["shop/slow"]
     assert len(held.dropped) == 1, "the day after"
-    report = await drop_expired(connection, RENAMED, old, now=now, limit=HardLimit(older_than=old))
+    report = await RetentionSweep(connection, RENAMED, old, now=now, limit=HardLimit(older_than=old)).run()
     assert [(lost.subscription, lost.events) for lost in report.lost] == [("shop/slow", 1)]
     assert len(report.dropped) == 1

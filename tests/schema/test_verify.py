@@ -11,9 +11,9 @@ import pytest
 from psycopg import sql
 
 from mailboat.errors import SchemaMismatch
-from mailboat.store.schema.migrate import migrate
-from mailboat.store.schema.verify import verify, verify_or_refuse
-from mailboat.store.verify_columns import Finding
+from mailboat.store.schema.migrate import apply_migrations
+from mailboat.store.schema.verify import Finding, verify, verify_or_refuse
+from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
 from support.renamed_table import RENAMED, make_renamed
 
@@ -22,7 +22,7 @@ OUTBOX = "mailboat.outbox"
 
 async def look(url: str, table: str = OUTBOX, **columns: str) -> list[Finding]:
     async with await psycopg.AsyncConnection.connect(url, client_encoding="utf8") as connection:
-        return await verify(connection, table, columns)
+        return await verify(connection, TableLayout(table, columns))
 
 
 async def test_verify_accepts_a_migrated_schema(outbox: Database) -> None:
@@ -115,7 +115,7 @@ async def test_another_encoding_is_found_and_not_migrated(outbox: Database, enco
         url = outbox.server.url(name)
         async with await psycopg.AsyncConnection.connect(url, client_encoding="utf8") as connection:
             with pytest.raises(SchemaMismatch, match=f"its encoding is {encoding}.*encoding 'UTF8'"):
-                await migrate(connection, OUTBOX)
+                await apply_migrations(connection, OUTBOX)
     finally:
         outbox.server.drop_database(name)
 
@@ -186,7 +186,7 @@ async def test_the_refusal_reads_well_and_holds_every_remedy(outbox: Database) -
     outbox.execute("drop index mailboat.outbox_xid_idx")
     async with await psycopg.AsyncConnection.connect(outbox.url) as connection:
         with pytest.raises(SchemaMismatch) as refusal:
-            await verify_or_refuse(connection, OUTBOX, {})
+            await verify_or_refuse(connection, TableLayout(OUTBOX))
     assert str(refusal.value).splitlines() == [
         "The database is not as Mailboat needs it (2 things are missing or different). SQL that fixes it:",
         "mailboat.outbox.xid: no index begins with it",
@@ -200,7 +200,7 @@ async def test_a_table_named_by_an_sql_keyword_is_found(outbox: Database) -> Non
     with psycopg.connect(outbox.url) as connection:
         connection.execute("""select mailboat.create_outbox('shop."order"')""")
     async with await psycopg.AsyncConnection.connect(outbox.url) as connected:
-        (finding,) = await verify(connected, "shop.order", {})
+        (finding,) = await verify(connected, TableLayout("shop.order"))
     assert 'alter table shop."order" rename to order_outbox;' in str(finding)
 
 

@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from mailboat.runtime.maintenance import Maintenance
-from mailboat.store.coverage import Coverage, coverage
+from mailboat.store.examination import Coverage, coverage
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
 from mailboat_spec import EventSubscription, Pooler, Retention

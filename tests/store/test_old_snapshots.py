@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from mailboat.store import old_snapshots
+from mailboat.store import examination
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.old_snapshots import OLD, SnapshotWatch
+from mailboat.store.examination import OLD, SnapshotWatch
 from mailboat.store.sql import statements
 from mailboat_devservers.postgres import Database
 from support.databases import connected
@@ -46,7 +46,7 @@ async def test_a_forgotten_transaction_is_reported_until_it_ends(
         young = await watch.oldest(link)
         assert young.age > timedelta()
         assert young.warning == ""
-        monkeypatch.setattr(old_snapshots, "OLD", timedelta())
+        monkeypatch.setattr(examination, "OLD", timedelta())
         old = await watch.oldest(link)
         assert f'by process {pid}, user postgres, application "forgotten", idle in transaction.' in old.warning
         assert f"select pg_terminate_backend({pid})" in old.warning

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
-from mailboat.store.schema.time_partitions import RetentionReport, drop_expired
+from mailboat.store.schema.time_partitions import RetentionReport, RetentionSweep
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database
 from support.store_backends import PostgresWorld, subscription
@@ -32,9 +32,8 @@ def lax(each_outbox: Database) -> Database:
 
 async def sweep(database: Database) -> RetentionReport:
     async with await psycopg.AsyncConnection.connect(database.url, autocommit=True) as connection:
-        return await drop_expired(
-            connection, TableLayout(), OLD + timedelta(days=1), now=datetime.now(UTC), detach_wait=60
-        )
+        expired = OLD + timedelta(days=1)
+        return await RetentionSweep(connection, TableLayout(), expired, now=datetime.now(UTC), detach_wait=60).run()
 
 
 async def test_an_event_without_a_transaction_id_hides_no_undelivered_one(lax: Database) -> None:

@@ -20,10 +20,9 @@ from mailboat.store.admin.dead_letters import show_dead
 from mailboat.store.admin.selection import Match
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.outbox_store import Dead, LastFailure, Park, Settlement
-from mailboat.store.schema.verify import verify
+from mailboat.store.schema.verify import Finding, verify
 from mailboat.store.settings import ReadLimits
 from mailboat.store.table import TableLayout
-from mailboat.store.verify_columns import Finding
 from mailboat_devservers.postgres import Database
 from mailboat_spec import Format
 from support.store_backends import SETTINGS, PostgresWorld, subscription
@@ -81,7 +80,7 @@ def write(database: Database, **columns: Any) -> None:
 
 async def look(database: Database, columns: dict[str, str]) -> list[Finding]:
     async with await psycopg.AsyncConnection.connect(database.url) as connection:
-        return await verify(connection, "shop.events", columns)
+        return await verify(connection, TableLayout("shop.events", columns))
 
 
 async def carried(world: PostgresWorld, **spec: Any) -> tuple[Relay, list[OutboxEvent]]:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from mailboat.store.routing import Since, predicate
+from mailboat.store.queries import Since, predicate
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
 from mailboat_devservers.postgres import Database

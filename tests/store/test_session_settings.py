@@ -152,7 +152,7 @@ async def test_a_relay_joins_although_another_session_holds_its_liveness_lock(
     """Any user can take any advisory lock. A second process with the same relay name is still refused."""
     world = PostgresWorld(outbox)
     with logged_in(outbox, "mailboat_writer") as url, psycopg.connect(url, autocommit=True) as stranger:
-        stranger.execute("select pg_advisory_lock(%s, %s)", lock_key("relay"))
+        stranger.execute("select pg_advisory_lock(%(high)s, %(low)s)", lock_key("relay"))
         relay = await Relay.start(world, [subscription()])
         assert outbox.execute("select session_lock from mailboat.relays") == [(False,)]
         (warning,) = [record for record in caplog.records if record.getMessage().startswith("Liveness lock")]

@@ -22,7 +22,7 @@ from support.wait import await_until
 async def test_one_that_takes_long_keeps_no_other_from_being_measured(
     outbox_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = WindowReads._measure
+    measured = WindowReads.measure
     begun, may_end = threading.Event(), threading.Event()
 
     def slowly(self: WindowReads, pipeline: Any, server: Server, group: CursorGroup) -> Any:
@@ -31,7 +31,7 @@ async def test_one_that_takes_long_keeps_no_other_from_being_measured(
             assert may_end.wait(60)
         return measured(self, pipeline, server, group)
 
-    monkeypatch.setattr(WindowReads, "_measure", slowly)
+    monkeypatch.setattr(WindowReads, "measure", slowly)
     world = PostgresWorld(outbox_database)
     settings = replace(SETTINGS, limits=ReadLimits(small_rows=2))
     relay = await Relay.start(world, [subscription("one"), subscription("other")], settings=settings)

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.schema.migrate import migrate
+from mailboat.store.schema.migrate import apply_migrations
 from mailboat_devservers.postgres import Database, PostgresServer
 from support.wait import until_midnight_is_over
 
@@ -44,7 +44,7 @@ def _template(server: PostgresServer) -> str:
 
 async def _migrate(url: str) -> None:
     async with await psycopg.AsyncConnection.connect(url) as connection:
-        await migrate(connection, OUTBOX)
+        await apply_migrations(connection, OUTBOX)
 
 
 @asynccontextmanager

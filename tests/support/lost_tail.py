@@ -12,7 +12,7 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from mailboat.store.schema.migrate import migrate
+from mailboat.store.schema.migrate import apply_migrations
 from mailboat_devservers.postgres import PostgresServer, find_postgres
 from support.ledger import Arrival, Written, payload
 from support.racing_writers import ACCOUNTS
@@ -98,7 +98,7 @@ def start_primary(major: int, directory: Path) -> PostgresServer:
 
 async def _migrate(url: str) -> None:
     async with await psycopg.AsyncConnection.connect(url) as connection:
-        await migrate(connection, "mailboat.outbox")
+        await apply_migrations(connection, "mailboat.outbox")
 
 
 def assert_reused(lost: Collection[Row], later: Collection[Row]) -> None:

@@ -13,9 +13,8 @@ from mailboat.runtime.maintenance import RetentionClock, limits
 from mailboat.store.admin.overview import forget as forget_subscription
 from mailboat.store.admin.overview import relays_serving, set_state
 from mailboat.store.cursor_changes import rebase as rebase_cursors
-from mailboat.store.schema.migrate import MigrationScript, pending_migrations
-from mailboat.store.schema.migrate import migrate as apply_migrations
-from mailboat.store.schema.time_partitions import Supply, drop_expired, ensure_partitions, server_time
+from mailboat.store.schema.migrate import MigrationScript, apply_migrations, pending_migrations
+from mailboat.store.schema.time_partitions import RetentionSweep, Supply, ensure_partitions, server_time
 from mailboat.store.schema.verify import undeliverable_rows, verify_or_refuse
 from mailboat.store.subscription_rows import clear_expired, declare_pulled
 from mailboat.terminal_escapes import safe
@@ -73,8 +72,8 @@ async def verify(outbox: Outbox) -> None:
 
 async def _verify(outbox: Outbox) -> None:
     async with outbox.link("verify") as link:
-        await verify_or_refuse(link.connection, outbox.table, outbox.layout.columns)
-        undeliverable = await undeliverable_rows(link.connection, outbox.table, outbox.layout.columns)
+        await verify_or_refuse(link.connection, outbox.layout)
+        undeliverable = await undeliverable_rows(link.connection, outbox.layout)
     _print(outbox, f"outbox {outbox.table} has all that Mailboat needs")
     if undeliverable is not None:
         click.echo(safe(str(undeliverable), lines=True))
@@ -95,7 +94,7 @@ async def maintain(outbox: Outbox) -> None:
         cleared = await clear_expired(link, outbox.table)
         now = RetentionClock().now(await server_time(link.connection))
         after, limit = limits(outbox.relay.spec.outbox.retention, now)
-        report = await drop_expired(link.connection, outbox.layout, after, now=now, limit=limit)
+        report = await RetentionSweep(link.connection, outbox.layout, after, now=now, limit=limit).run()
         if report.dropped:
             again = await ensure_partitions(link.connection, outbox.table)
             supply = Supply(supply.made + again.made, again.days_ahead)

@@ -32,8 +32,8 @@ from mailboat.cli.status_rows import StatusLine
 from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.http.client import StatusResponse, fetch_statuses
 from mailboat.runtime.manifest_files import load
-from mailboat.store.admin.overview import known_subscriptions, relay_addresses, waiting
-from mailboat.store.coverage import coverage
+from mailboat.store.admin.overview import backlog, known_subscriptions, relay_addresses
+from mailboat.store.examination import coverage
 from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 
@@ -239,7 +239,7 @@ async def _of_outbox(outbox: Outbox) -> Overview:
     async with outbox.link("status") as link:
         known = await known_subscriptions(link, outbox.table)
         addresses = await relay_addresses(link, outbox.table)
-        backlogs = [await waiting(link, outbox.layout, each, manifests) for each in known]
+        backlogs = [await backlog(link, outbox.layout, each, manifests) for each in known]
         remarks = (await coverage(link, outbox.layout, manifests)).remarks()
     responses = await fetch_statuses(addresses)
     documents = _relays(responses)

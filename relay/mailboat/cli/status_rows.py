@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mailboat.cli.output import age, columns, counted, field_lines, shortened
-from mailboat.store.admin.overview import KnownSubscription, Waiting
+from mailboat.store.admin.overview import KnownSubscription
+from mailboat.store.outbox_store import Backlog
 from mailboat.terminal_escapes import safe
 from mailboat_spec import EventSubscription, full_name
 from mailboat_spec.consumer_report import ConsumerReport
@@ -193,21 +194,23 @@ def _state(states: Sequence[str]) -> str:
     return "Failed" if all(state == "Failed" for state in states) else "Running"
 
 
-def from_database(known: KnownSubscription, waiting: Waiting, manifests: Iterable[EventSubscription]) -> StatusLine:
+def from_database(known: KnownSubscription, backlog: Backlog, manifests: Iterable[EventSubscription]) -> StatusLine:
+    """Return the line from the database alone, as if no relay runs."""
     manifest = next((each for each in manifests if full_name(each) == known.name), None)
     remedy = "created again, it continues; `mailboat forget` ends that"
     kept = known.kept_until and f"its progress is kept until {known.kept_until}: {remedy}"
+    lags = backlog.partitions.values()
     return StatusLine(
         name=known.name,
         sink=manifest.spec.sink.kind if manifest else None,
         state=known.state,
         owners=known.owners,
         partitions=known.partitions,
-        lag=waiting.lag,
-        lag_bounded=waiting.bounded,
-        oldest_age=waiting.oldest_age,
-        parked=waiting.parked,
-        dead=waiting.dead,
+        lag=sum(lag.pending for lag in lags),
+        lag_bounded=any(lag.bounded for lag in lags),
+        oldest_age=max((lag.oldest_age for lag in lags if lag.oldest_age is not None), default=None),
+        parked=sum(backlog.parked.values()),
+        dead=backlog.dead,
         last_error=kept or known.paused_reason or known.parked_error,
         last_error_age=None if kept or known.paused_reason else known.parked_error_age,
         orphaned=manifest is None and not known.served and known.state != "Deleted",

@@ -17,10 +17,9 @@ from datetime import UTC, datetime, timedelta
 
 from mailboat.errors import MailboatError
 from mailboat.store.connection import PostgresConnection, UrlProvider, explained
-from mailboat.store.coverage import Coverage, coverage
-from mailboat.store.old_snapshots import OldSnapshot, SnapshotWatch
-from mailboat.store.schema.migrate import MigrationReport, migrate
-from mailboat.store.schema.time_partitions import HardLimit, days_ahead, drop_expired, ensure_partitions, server_time
+from mailboat.store.examination import Coverage, OldSnapshot, SnapshotWatch, coverage
+from mailboat.store.schema.migrate import MigrationReport, apply_migrations
+from mailboat.store.schema.time_partitions import HardLimit, RetentionSweep, days_ahead, ensure_partitions, server_time
 from mailboat.store.schema.verify import verify_or_refuse
 from mailboat.store.subscription_rows import clear_expired
 from mailboat.store.table import TableLayout, renamed
@@ -60,13 +59,13 @@ class SchemaGate:
         table, waits, begins = spec.outbox.table, self.report_wait, self._begins
         try:
             if spec.outbox.manage_schema:
-                report = await migrate(link.connection, table, deadline=deadline, waits=waits, begins=begins)
+                report = await apply_migrations(link.connection, table, deadline=deadline, waits=waits, begins=begins)
                 if report.applied:
                     log.info("Schema migrated.", extra={"relay": self.relay, "applied": list(report.applied)})
                 self._note_roles(report)
             else:
                 async with explained(link.connection, deadline):
-                    await verify_or_refuse(link.connection, table, renamed(spec.outbox.columns))
+                    await verify_or_refuse(link.connection, TableLayout(table, renamed(spec.outbox.columns)))
             self.ready = True
         except MailboatError:
             self.ready = False
@@ -156,7 +155,7 @@ class Maintenance:
             server = await server_time(link.connection)
             now = self.clock.now(server)
             after, limit = limits(self.retention, now)
-            report = await drop_expired(link.connection, self.layout, after, now=now, limit=limit)
+            report = await RetentionSweep(link.connection, self.layout, after, now=now, limit=limit).run()
             blocked = [str(each) for each in report.blocked]
             if server - now >= _CLOCKS_DIFFER_BY:
                 blocked.insert(

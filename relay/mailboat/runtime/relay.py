@@ -21,7 +21,7 @@ from mailboat.runtime.session import RelaySession
 from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
 from mailboat.runtime.subscription_set import StreamParts
 from mailboat.runtime.timings import Timings
-from mailboat.store.coverage import Coverage
+from mailboat.store.examination import Coverage
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import ReadLimits, RelayIdentity

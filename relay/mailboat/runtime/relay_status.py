@@ -16,7 +16,7 @@ from mailboat import errors
 from mailboat.delivery.counters import DeliveryHistograms, Totals
 from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.delivery.stream import Clock
-from mailboat.store.coverage import Coverage
+from mailboat.store.examination import Coverage
 from mailboat.store.outbox_store import Backlog, Lag, OutboxStore, Subscription
 from mailboat_spec import EventSubscription, Reason, full_name, relay_status
 from mailboat_spec.relay_status import PartitionStatus

@@ -1,14 +1,12 @@
 """One connection to Postgres: opening, checks of the server, and translation of errors.
 
-Every use has the same class. Occasional statements run in the event loop (``transaction``, ``autocommit``), frequent
-ones in the thread of the connection (``pipeline``, ``read``).
+Occasional statements run in the event loop (``transaction``, ``autocommit``), frequent ones in the thread of the
+connection (``pipeline``, ``read``).
 
-Nothing here retries. A relay that loses its database drops its state in memory and restarts its session
-(``mailboat.runtime``), because after a failover no state in memory can be trusted. Every operation has a deadline, so
-that a hung server is detected like an unavailable one.
-
-The server gets the same time-outs for the relay. Otherwise the locks of a relay whose machine vanished would stay until
-TCP gives up, which takes hours by default.
+Nothing here retries: a relay that loses its database restarts its session (``mailboat.runtime``), because after a
+failover no state in memory can be trusted. Every operation has a deadline, so that a hung server is detected like an
+unavailable one. The server gets the same time-outs for the relay, or else the locks of a relay whose machine vanished
+would stay until TCP gives up, which takes hours by default.
 """
 
 from __future__ import annotations
@@ -58,6 +56,10 @@ class Server:
     """Two-phase commit is enabled. A transaction that runs NOTIFY can't be prepared."""
     process: int
     """Server process of the connection. If it changes, there is a pooler in between."""
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return self.timeline, self.system_identifier
 
 
 _USE_THE_PRIMARY = (
@@ -128,7 +130,7 @@ class Pipeline:
             self.leave()
 
     def send(self, statement: str | bytes | sql.Composed, parameters: Any = None) -> Cursor[Row]:
-        """Send a statement and return its cursor, with binary results. A fetch waits for the result."""
+        """Send a statement and return its cursor, with binary results."""
         # No pipeline behind a pooler: not every version of every pooler keeps a pipeline together.
         if self._sending is None and not self._pooled:
             sending = self._connection.pipeline()
@@ -173,9 +175,8 @@ class PostgresConnection:
     ) -> PostgresConnection:
         """Connect, and refuse a server that must not be read from.
 
-        By default commits are as durable as the server's settings require, as for changes by a person. If
-        ``waits_for_standbys`` is false, commits do not wait for standbys. That is for a relay's bookkeeping, which a
-        failover invalidates anyway: a hung standby must not stop heartbeats.
+        ``waits_for_standbys`` is false for a relay's bookkeeping, which a failover invalidates anyway: a hung standby
+        must not stop heartbeats. Other commits are as durable as the server's settings require.
         """
         conninfo = url()
         try:
@@ -200,7 +201,7 @@ class PostgresConnection:
         except BaseException:
             await connection.close()
             raise
-        # Two psycopg interfaces share this connection (see ``pipeline``) and would give the same names to their
+        # Two psycopg interfaces share this connection (see ``_pipeline``) and would give the same names to their
         # prepared statements. Only the one for frequent work, the blocking one, prepares.
         connection.prepare_threshold = None
         return cls(connection, purpose, server, deadline, waits_for_standbys=waits_for_standbys)
@@ -227,10 +228,7 @@ class PostgresConnection:
             self._timeout.reschedule(None)
 
     async def pipeline(self, work: Callable[[Pipeline], T], *, begin: LiteralString | None = BEGIN) -> T:
-        """Run ``work`` in a thread: in a transaction, or in one per wait if ``begin`` is None.
-
-        The thread uses the same connection through psycopg's blocking interface. The lock excludes other users.
-        """
+        """Run ``work`` in a thread: in a transaction, or in one per wait if ``begin`` is None."""
 
         def run() -> T:
             with self._pipeline(begin) as pipeline:
@@ -263,8 +261,7 @@ class PostgresConnection:
     def _pipeline(self, begin: LiteralString | None) -> Iterator[Pipeline]:
         """Run a transaction as a pipeline. Unfetched results are awaited too, and their errors are raised.
 
-        If ``begin`` is None, each ``wait`` commits the statements sent since the previous one. Not for a pooler, behind
-        which there is no pipeline.
+        If ``begin`` is None (never behind a pooler), each ``wait`` commits the statements sent since the previous one.
         """
         if self._blocking is None:
             self._blocking = Connection(self.connection.pgconn)
@@ -371,23 +368,16 @@ class PostgresConnection:
 
 
 def refuse_other_server(guard: Row | None, expected: Server) -> None:
-    """Raise if the result of a transaction's ``guard`` statement names another server.
-
-    A pooler or proxy may hide a failover.
-    """
+    """Raise if the result of a ``guard`` statement names another server. A pooler or proxy may hide a failover."""
     standby, timeline, system_identifier = guard[-3:] if guard is not None else (True, None, None)
-    if standby or (int(timeline, 16), system_identifier) != (expected.timeline, expected.system_identifier):
+    if standby or (int(timeline, 16), system_identifier) != expected.identity:
         raise DatabaseUnavailable(
             "another server answers now (a failover, or a restored copy): the session starts again"
         )
 
 
 async def _identified(connection: PinnedConnection, pooler: str) -> Server:
-    cursor = await connection.execute(
-        "select pg_backend_pid(), current_setting('server_version_num')::int,"
-        " current_setting('max_prepared_transactions')::int, (select system_identifier from pg_control_system()),"
-        " case when not pg_is_in_recovery() then left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) end"
-    )
+    cursor = await connection.execute(statements("connection")["server"])
     pid, version, prepared, identifier, timeline = await cursor.fetchone() or (0, 0, 0, 0, None)
     if timeline is None:
         raise InRecovery(_USE_THE_PRIMARY)

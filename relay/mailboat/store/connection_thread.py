@@ -1,10 +1,8 @@
 """The thread of a connection, with cancellation.
 
 psycopg's blocking calls cost less than half of its awaitable ones, because a thread that waits inside libpq does not
-use the event loop. Frequent work runs this way: ticks and reads of large windows.
-
-A thread can't be cancelled, but its socket can be shut down. This happens if the task that waits for the thread is
-cancelled: past its deadline, or if the session ends during an operation.
+use the event loop. A thread can't be cancelled, but its socket can be shut down. This happens if the task that waits
+for the thread is cancelled: past its deadline, or if the session ends during an operation.
 """
 
 from __future__ import annotations

@@ -6,22 +6,20 @@ Each new cursor stores the vector of the old cursors (``previous_layout``). Its 
 snapshot S. In that window, an event counts as settled if the old cursor of its old partition had settled it. Within a
 key, events are sent in the order of ids, so no event overtakes another.
 
-The unsettled events may span a large part of the table, and scanning it may take minutes. ``unsettled_range`` scans
-before the transaction, while relays continue. The transaction that locks the cursors scans only newer events. A relay's
-tick is one transaction for all subscriptions, so cursors locked for minutes would stop all of them.
+Scanning the unsettled events may take minutes. ``unsettled_range`` scans before the transaction, while relays continue,
+and the transaction that locks the cursors scans only newer events: a relay's tick is one transaction for all
+subscriptions, so cursors locked for minutes would stop all of them.
 
 A rebase follows a person's decision. A copy on the same server has the same system identifier and another database OID.
 It counts as another database, because the original may still deliver.
 
-Restored dump: snapshots and transaction ids are valid only in the system that created them, so windows can't be
-continued elsewhere. Each cursor continues after the highest id it settled, in the order of ids. If an event with a
-lower id was undelivered in the old system because its transaction committed late, it is skipped. That is why a person
-must decide.
+Restored dump: snapshots and transaction ids are valid only in the system that created them. Each cursor continues after
+the highest id it settled, in the order of ids. An event with a lower id is skipped if it was undelivered because its
+transaction committed late. That is why a person must decide.
 
 Same history under another system identifier, as after pg_upgrade: transaction ids continue, so cursors stay unchanged
-and no event is skipped. This is verified. A cursor counts events as settled whose transaction ids are below the end of
-its snapshots. If those events were written by the transactions that their xid names, and new transactions get higher
-ids, the cursor has the same meaning in both systems.
+and no event is skipped. This is verified: the cursor has the same meaning in both systems if the events below the end
+of its snapshots were written by the transactions that their xid names, and new transactions get higher ids.
 """
 
 from __future__ import annotations
@@ -47,10 +45,9 @@ _LOCK_TIMEOUT = "100ms"
 async def lock_cursors(cursor: AsyncCursor[Row], statement: str, where: Mapping[str, object]) -> list[Row]:
     """Run a statement that locks cursors in order and return its rows. The locks last until the transaction ends.
 
-    A tick of a relay settles some cursors and opens windows for others, in no fixed order, and holds their locks until
-    it commits. Ticks are frequent and carry the progress of all partitions, so this function yields to them: on a short
-    lock time-out it releases all locks before it retries. A tick is never blocked for longer than the time-out, and no
-    deadlock lasts until the server has to break it.
+    A relay's tick locks cursors in no fixed order until it commits. Ticks carry the progress of all partitions, so this
+    function yields to them: on a short lock time-out it releases all locks before it retries. A tick is never blocked
+    for longer than the time-out, and no deadlock lasts until the server has to break it.
     """
     set_timeout = "select set_config('lock_timeout', %s, true)"
     await cursor.execute("select current_setting('lock_timeout')")
@@ -99,8 +96,8 @@ async def repartition(
 ) -> int:
     """Repartition the subscription in the caller's transaction and return the new generation.
 
-    ``before`` is the range that ``unsettled_range`` returned. Cursors only advance, so it is a safe bound. Without it,
-    all unsettled events are scanned now.
+    ``before`` is the earlier ``unsettled_range``, a safe bound because cursors only advance. Without it, all unsettled
+    events are scanned now.
     """
     where = {"subscription": subscription, "partitions": partitions}
     old = [progress for (progress,) in await lock_cursors(cursor, _REPARTITION["fence"], where)]
@@ -135,11 +132,9 @@ async def _refuse_other_server(cursor: AsyncCursor[Row], server: Server) -> None
 async def rebase(link: PostgresConnection, layout: TableLayout, *, same_history: bool = False) -> int:
     """Adopt the cursors of another system and return their number.
 
-    ``same_history`` is for the system that this one was upgraded from: the cursors stay unchanged. Raise
-    ``ForeignDatabase`` if this system does not continue their history.
-
-    Without foreign cursors, change nothing: an event marked as restored counts as old, so a cursor that has not settled
-    it would skip it.
+    With ``same_history`` the cursors stay unchanged. Raise ``ForeignDatabase`` if this system does not continue their
+    history. Without foreign cursors, change nothing: an event marked as restored counts as old, so a cursor that has
+    not settled it would skip it.
     """
     server = link.server
     where = {"outbox": layout.table, "system_identifier": server.system_identifier, "timeline": server.timeline}

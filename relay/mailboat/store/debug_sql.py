@@ -8,13 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
 
 from psycopg import sql
 
 from mailboat.store.outbox_store import CursorKey, Lease, Subscription
-from mailboat.store.queries import QueryCache, SubscriptionQuery, TailKind
-from mailboat.store.routing import Since, effective_filter, predicate
+from mailboat.store.queries import QueryCache, Since, SubscriptionQuery, TailKind, effective_filter, predicate
 from mailboat.store.settings import ReadLimits
 from mailboat.store.sql import comments, statements
 from mailboat.store.table import TableLayout
@@ -90,22 +88,16 @@ def _composed(
     cache = QueryCache(layout)
     cache.route(queries)
     composed = cache.for_members([Lease(CursorKey(number, 0), _EPOCH) for number in queries])
-    by_name = {
-        "span": cache.span,
-        "small_window": composed.small_window,
-        "late": composed.late,
-        "chunk_end": composed.chunk_end,
-        "chunk_end_within": composed.chunk_end_within,
-    }
     tail_kinds = [TailKind(*kind) for kind in product((False, True), (None, "infinity"))]
     tails = {kind: composed.tail(kind) for kind in tail_kinds}
-    kinds: dict[str, Mapping[Any, bytes]] = {"tail": tails, "large_window": composed.large_window}
+    by_name = {**vars(composed), "span": cache.span, "tail": tails}  # attributes have the names of statements
     for name, text in _SQL.items():
-        if name in kinds:
-            for kind, statement in kinds[name].items():
-                yield name, tuple(flag for flag, on in kind._asdict().items() if on), statement
-        elif name in by_name:
-            yield name, (), by_name[name]
+        statement = by_name.get(name)
+        if isinstance(statement, dict):
+            for kind, variant in statement.items():
+                yield name, tuple(flag for flag, on in kind._asdict().items() if on), variant
+        elif statement is not None:
+            yield name, (), statement
         elif name not in _FRAGMENTS:
             yield name, (), sql.SQL(text).format(outbox=layout.regclass).as_bytes()
 

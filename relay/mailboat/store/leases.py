@@ -1,9 +1,9 @@
 """Leases in Postgres: one heartbeat row per relay, an owner and an epoch per cursor, one advisory lock per relay.
 
-Clocks: a takeover never depends on a comparison of database times, because the clock may be set and a failover brings
-another clock. A relay measures the silence of its peers by its own monotonic clock (`Heartbeats`), from the moment it
-read their last heartbeat. It measures its *own* lease by the same clock, from before the heartbeat was sent, so a relay
-gives up its leases before its peers take over. Safety does not depend on clocks: every write checks the epoch.
+Clocks: a relay measures the silence of its peers by its own monotonic clock (`Heartbeats`), from the moment it read
+their last heartbeat, because a database's clock may be set and a failover brings another one. It measures its *own*
+lease from before the heartbeat was sent, so it gives up its leases before its peers take over. Safety does not depend
+on clocks: every write checks the epoch.
 
 A relay with a row in ``mailboat.relays`` counts as alive. Failure cases:
 - Relay killed: its session ends and its advisory lock is free. After a short silence another relay expires it
@@ -50,10 +50,10 @@ _LOCK_PAUSE = 0.05
 """Seconds between two tries."""
 
 
-def lock_key(relay: str) -> tuple[int, int]:
+def lock_key(relay: str) -> dict[str, int]:
     """Return the advisory lock key of a relay: the md5 of its id as two signed 32-bit integers."""
     digest = hashlib.md5(f"mailboat relay {relay}".encode(), usedforsecurity=False).digest()
-    return int.from_bytes(digest[:4], signed=True), int.from_bytes(digest[4:8], signed=True)
+    return {"high": int.from_bytes(digest[:4], signed=True), "low": int.from_bytes(digest[4:8], signed=True)}
 
 
 class Heartbeat(NamedTuple):
@@ -67,18 +67,16 @@ class Heartbeat(NamedTuple):
 class Heartbeats:
     """Heartbeats of all relays, as read by this relay.
 
-    A relay is silent for as long as this process reads the same heartbeat. Silence before the first read does not
-    count, because the database itself may have been unreachable.
+    Silence before the first read does not count, because the database itself may have been unreachable.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Heartbeat, float]] = {}
 
     def silences(self, latest: Mapping[str, Heartbeat], sent_at: float, answered_at: float) -> dict[str, float]:
-        """Return the seconds without a change for each relay, as a lower bound.
+        """Return the seconds without a change for each relay, from the arrival of a result to the sending of a query.
 
-        A change counts from the arrival of the result, a silence up to the sending of the query. A result that is late,
-        or that waited in a suspended process, therefore never makes a relay appear silent.
+        A late result, or one that waited in a suspended process, therefore never makes a relay appear silent.
         """
         self._seen = {
             relay: seen if (seen := self._seen.get(relay)) and seen[0] == heartbeat else (heartbeat, answered_at)
@@ -111,12 +109,9 @@ class Leases:
             await cursor.execute(_SQL["join"], self._identity | about)
 
     async def _take_liveness_lock(self, link: PostgresConnection) -> bool:
-        """Try to acquire the liveness lock for about a second and return True on success.
-
-        This relay's previous session may still be ending, or a peer may be expiring it. False means that a session
-        other than a relay of this name holds the lock. Delivery continues without it; peers take over at expiry.
-        """
-        key = dict(zip(("high", "low"), lock_key(self._me.id), strict=True))
+        """Try to acquire the liveness lock for about a second: this relay's previous session may still be ending, or a
+        peer may be expiring it. Return False if a session that is no relay of this name holds it."""
+        key = lock_key(self._me.id)
         for _ in range(_LOCK_TRIES):
             if await link.fetch(_SQL["lock"], key) == [(True,)]:
                 return True
@@ -139,15 +134,10 @@ class Leases:
         ``delivered``: the subscriptions among ``serves`` whose partitions relays own.
         """
         overdue_after = self._settings.overdue_after
+        where = {"serves": list(serves), "delivered": list(delivered), "epochs": list(self._epochs.values())}
         sent_at = time.monotonic()
         async with link.autocommit() as cursor:
-            where = {
-                **self._identity,
-                "serves": list(serves),
-                "delivered": list(delivered),
-                "epochs": list(self._epochs.values()),
-            }
-            await cursor.execute(_SQL["beat"], where)
+            await cursor.execute(_SQL["beat"], self._identity | where)
             found = await cursor.fetchone()
             if found is None:
                 raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
@@ -161,9 +151,8 @@ class Leases:
                     continue
                 silence, alive = silences[relay], True
                 if silence > ttl or (session_lock and silence > overdue_after):
-                    high, low = lock_key(relay)
-                    about = {"relay": relay, **latest[relay]._asdict(), "expired": silence > ttl}
-                    await cursor.execute(_SQL["expire"], {**about, "high": high, "low": low})
+                    about = {"relay": relay, **latest[relay]._asdict(), "expired": silence > ttl, **lock_key(relay)}
+                    await cursor.execute(_SQL["expire"], about)
                     alive = await cursor.fetchone() is None
                 peers.append(RelayPeer(relay, frozenset(served), alive, alive and silence > overdue_after))
         cursors = [
@@ -183,8 +172,8 @@ class Leases:
     async def claim(self, link: PostgresConnection, keys: Mapping[CursorKey, int]) -> list[Cursor]:
         """Acquire the cursors that no live relay owns, if their generation is the one given by the caller.
 
-        This commit waits for the outbox's durability, because an open window is published without another commit. The
-        relay that opened the window may have died or given up before its own commit was that durable.
+        This commit waits for the outbox's durability, because an open window is published without another commit, and
+        the relay that opened it may have died before its own commit was that durable.
         """
         wanted = {
             "subscriptions": [k.subscription for k in keys],
@@ -194,7 +183,6 @@ class Leases:
         return await self._take(link, _SQL["claim"], self._identity | wanted)
 
     async def renew(self, link: PostgresConnection, leases: Collection[Lease]) -> list[Cursor]:
-        """Give the cursors of this relay a new epoch. Return those that it still owned."""
         return await self._take(link, _SQL["renew"], {"epochs": [lease.epoch for lease in leases]})
 
     async def _take(self, link: PostgresConnection, statement: str, parameters: Mapping[str, object]) -> list[Cursor]:
@@ -211,17 +199,14 @@ class Leases:
         return cursors
 
     def epochs(self, subscription: int) -> list[str]:
-        """Return the epochs of the subscription's cursors, as far as this relay knows."""
         return [epoch for key, epoch in self._epochs.items() if key.subscription == subscription]
 
     async def release(self, link: PostgresConnection, leases: Collection[Lease]) -> None:
-        """Release leases. The next owner can claim immediately and counts no crash."""
         await link.fetch(_SQL["release"], {"epochs": [lease.epoch for lease in leases]})
 
     async def assign(
         self, link: PostgresConnection, subscription: int, generation: int, owners: dict[int, str]
     ) -> bool:
-        """Store an assignment by the operator. Return False if a newer one is stored already."""
         where = {"subscription": subscription, "generation": generation}
         if not await link.fetch(_SQL["accept"], where):
             return False

@@ -1,9 +1,8 @@
 """The store protocol between delivery and an outbox, with its value types.
 
-The terms are those of ``docs/windows.md``. A cursor is the progress of one partition of one subscription. A cursor is
-*closed* if everything visible in its ``settled_snapshot`` is settled, and *open* while the window from there up to its
-``window_snapshot`` is being delivered. ``position`` is the id up to which the window is settled. Snapshots are opaque
-text here: only a store can compare them with events.
+The terms are those of ``docs/windows.md``. A cursor is *closed* if everything visible in its ``settled_snapshot`` is
+settled, and *open* while the window from there up to its ``window_snapshot`` is being delivered. ``position`` is the id
+up to which the window is settled. Snapshots are opaque text: only a store can compare them with events.
 
 Two rules make crashes and failovers harmless. Every store must keep them:
 
@@ -54,21 +53,17 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """State of a cursor at the time its lease was acquired."""
-
     lease: Lease
     settled_snapshot: str
     window: Window | None
     position: int
     sequence: int
     crash_count: int
-    """Crash count: relays that died at this position. Without a window: 1 if a relay died, possibly during a read."""
+    """Relays that died at this position. Without a window: 1 if a relay died, possibly during a read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Properties of a subscription that a store needs to route events."""
-
     number: int
     name: str
     partitions: int
@@ -84,10 +79,9 @@ class LastFailure:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Park an event: as the failed head of its key (``failure`` given) or behind it.
+    """Park an event, as the failed head of its key (``failure`` given) or behind it.
 
-    If ``ordinal`` is given, the event is parked already: its row is updated after another failure, or before the
-    attempt of a crash suspect.
+    If ``ordinal`` is given, update the row after another failure, or before the attempt of a crash suspect.
     """
 
     event: OutboxEvent
@@ -214,14 +208,11 @@ class TickResult:
 
     @property
     def quiet(self) -> bool:
-        """True if the tick found nothing new for any group."""
         return not self.opened and not self.advanced and not self.overflowing
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk of a window, for all members that share the window."""
-
     events: Mapping[CursorKey, Sequence[OutboxEvent]]
     reached: int
     """The id up to which the window was scanned."""
@@ -249,8 +240,6 @@ class PartitionOwner:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """State of ownership at one heartbeat."""
-
     peers: tuple[RelayPeer, ...]
     holdings: tuple[PartitionOwner, ...]
     subscriptions: Mapping[int, Subscription]
@@ -285,10 +274,7 @@ class OutboxStore(Protocol):
     """One relay's access to one outbox. Every method may raise ``DatabaseUnavailable``."""
 
     async def beat(self) -> Membership:
-        """Renew all leases of this relay and return the state of ownership.
-
-        Raises ``LeaseLost`` if this relay was declared dead or replaced.
-        """
+        """Renew all leases and return the state of ownership. Raise ``LeaseLost`` if this relay counts as dead."""
 
     def withdraw(self, number: int) -> None:
         """Stop serving a subscription. This relay must deliver none of its partitions any longer."""
@@ -316,7 +302,7 @@ class OutboxStore(Protocol):
     async def measure(self, group: CursorGroup) -> Window | None:
         """Return the bounds of a window that is too large for one read; None if every member lost its lease.
 
-        Measuring a backlog of a hundred million events may take minutes. Only the group waits for it.
+        May take minutes. Only the group waits for it.
         """
 
     async def read(self, window: Window, members: Sequence[Lease], after: int, *, crash_count: int = 0) -> Chunk:
@@ -340,14 +326,10 @@ class OutboxStore(Protocol):
     async def enable_wakeups(self) -> None:
         """Enable wake-ups (NOTIFY) from writers before this relay becomes idle."""
 
-    async def disable_wakeups(self) -> None:
-        """Disable wake-ups from writers."""
+    async def disable_wakeups(self) -> None: ...
 
     async def undecided_writers(self) -> bool:
-        """Return True if a transaction open at the last ``enable_wakeups`` is still open.
-
-        It may commit without a wake-up.
-        """
+        """Return True if a transaction of the last ``enable_wakeups`` is open: it may commit without a wake-up."""
 
     async def close_unused(self) -> None:
         """Close the resources that only an owner of partitions needs. Called when this relay owns none."""

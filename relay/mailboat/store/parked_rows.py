@@ -10,7 +10,7 @@ from psycopg import Cursor, sql
 from mailboat.model import OutboxEvent
 from mailboat.store.connection import Pipeline, PostgresConnection, Row
 from mailboat.store.outbox_store import Dead, LastFailure, Lease, Park, Parked, Series, Settlement
-from mailboat.store.routing import EVENT_COLUMNS
+from mailboat.store.queries import EVENT_COLUMNS
 from mailboat.store.sql import statements
 from mailboat.store.table import COLUMNS, ROW_BYTES
 
@@ -28,54 +28,52 @@ _ERROR_LIMIT = 4000
 """Characters stored of an error: enough to understand it, too few to fill a disk."""
 
 
-class ParkedRows:
-    """Parked events of one relay's partitions."""
+def apply(pipeline: Pipeline, settlement: Settlement) -> None:
+    """Apply the changes of a settlement to parked events and dead letters."""
+    # One cursor per statement: in a pipeline, a reused cursor may return the result of its earlier statement.
+    # No `executemany`: it opens a pipeline, which must not be used behind a pooler.
+    key = settlement.lease.key
+    where = key._asdict()
+    for dead in settlement.dead:
+        pipeline.send(_SQL["insert_dead_letter"], where | dead.event._asdict() | _columns(dead))
+    touched: list[Cursor[Row]] = []
+    unparked = [*settlement.unpark, *(d.ordinal for d in settlement.dead if d.ordinal is not None)]
+    if unparked:
+        touched.append(pipeline.send(_SQL["unpark"], {"subscription": key.subscription, "ordinals": unparked}))
+    reparked = [park for park in settlement.park if park.ordinal is not None]
+    touched += [pipeline.send(_SQL["repark"], where | _columns(park)) for park in reparked]
+    new = [park for park in settlement.park if park.ordinal is None]
+    keys = {park.event.key for park in new}
+    if touched:
+        pipeline.wait()
+        keys.update(row[0] for each in touched for row in each.fetchall())
+    for park in new:
+        pipeline.send(_SQL["park"], where | park.event._asdict() | _columns(park))
+    keys.update(settlement.arrange)
+    keys.discard(None)
+    if keys and settlement.ordered:
+        pipeline.send(SCHEDULE_HEADS, {**where, "keys": list(keys)})
+    elif settlement.arrange:
+        pipeline.send(_SQL["schedule_all"], where)
 
-    def apply(self, pipeline: Pipeline, settlement: Settlement) -> None:
-        """Apply the changes of a settlement to parked events and dead letters."""
-        # One cursor per statement: in a pipeline, a reused cursor may return the result of its earlier statement.
-        # No `executemany`: it opens a pipeline, which must not be used behind a pooler.
-        key = settlement.lease.key
-        where = key._asdict()
-        for dead in settlement.dead:
-            pipeline.send(_SQL["insert_dead_letter"], where | dead.event._asdict() | _columns(dead))
-        touched: list[Cursor[Row]] = []
-        unparked = [*settlement.unpark, *(d.ordinal for d in settlement.dead if d.ordinal is not None)]
-        if unparked:
-            touched.append(pipeline.send(_SQL["unpark"], {"subscription": key.subscription, "ordinals": unparked}))
-        reparked = [park for park in settlement.park if park.ordinal is not None]
-        touched += [pipeline.send(_SQL["repark"], where | _columns(park)) for park in reparked]
-        new = [park for park in settlement.park if park.ordinal is None]
-        keys = {park.event.key for park in new}
-        if touched:
-            pipeline.wait()
-            keys.update(row[0] for each in touched for row in each.fetchall())
-        for park in new:
-            pipeline.send(_SQL["park"], where | park.event._asdict() | _columns(park))
-        keys.update(settlement.arrange)
-        keys.discard(None)
-        if keys and settlement.ordered:
-            pipeline.send(SCHEDULE_HEADS, {**where, "keys": list(keys)})
-        elif settlement.arrange:
-            pipeline.send(_SQL["schedule_all"], where)
 
-    async def keys(self, link: PostgresConnection, lease: Lease) -> tuple[set[str], int]:
-        where = lease.key._asdict()
-        keys = {key for (key,) in await link.fetch(_SQL["keys"], where)}
-        ((count,),) = await link.fetch(_SQL["count"], where)
-        return keys, count
+async def keys(link: PostgresConnection, lease: Lease) -> tuple[set[str], int]:
+    where = lease.key._asdict()
+    rows = await link.fetch(_SQL["keys"], where)
+    ((count,),) = await link.fetch(_SQL["count"], where)
+    return {key for (key,) in rows}, count
 
-    async def due(
-        self, link: PostgresConnection, lease: Lease, limit: int, max_bytes: int
-    ) -> tuple[list[Parked], float | None]:
-        where = lease.key._asdict()
-        heads = await link.fetch(_DUE, {**where, "limit": limit, "max_bytes": max_bytes})
-        ((next_due,),) = await link.fetch(_SQL["next_due"], where)
-        return [_parked(row) for row in heads], next_due
 
-    async def queue(self, link: PostgresConnection, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
-        parameters = {**lease.key._asdict(), "key": key, "limit": limit, "max_bytes": max_bytes}
-        return [_parked(row) for row in await link.fetch(_QUEUE, parameters)]
+async def due(link: PostgresConnection, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
+    where = lease.key._asdict()
+    heads = await link.fetch(_DUE, {**where, "limit": limit, "max_bytes": max_bytes})
+    ((next_due,),) = await link.fetch(_SQL["next_due"], where)
+    return [_parked(row) for row in heads], next_due
+
+
+async def queue(link: PostgresConnection, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
+    parameters = {**lease.key._asdict(), "key": key, "limit": limit, "max_bytes": max_bytes}
+    return [_parked(row) for row in await link.fetch(_QUEUE, parameters)]
 
 
 def _parked(row: Row) -> Parked:

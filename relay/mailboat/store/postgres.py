@@ -8,22 +8,20 @@
 | probe      | backlog probes, in a thread                             | from the first probe on         |
 | measure    | the bounds of one large window each, in a thread        | during the measurement          |
 
-A relay that owns no partition holds one connection. A read of a large window never delays a settlement or a heartbeat.
-A probe reads tables that people may lock or purge: it has its own connection, so that its delays and failures affect
-no other work.
+A read of a large window never delays a settlement or a heartbeat. A probe reads tables that people may lock or purge:
+it has its own connection, so that its delays and failures affect no other work.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Self
 
-from psycopg import sql
-
 from mailboat.errors import DatabaseUnavailable, MailboatError
-from mailboat.store.connection import Pipeline, PostgresConnection, UrlProvider
+from mailboat.store import parked_rows
+from mailboat.store.connection import PostgresConnection, UrlProvider
 from mailboat.store.leases import Leases
 from mailboat.store.outbox_store import (
     Backlog,
@@ -31,7 +29,6 @@ from mailboat.store.outbox_store import (
     Cursor,
     CursorGroup,
     CursorKey,
-    Lag,
     Lease,
     Measured,
     Membership,
@@ -41,7 +38,6 @@ from mailboat.store.outbox_store import (
     TickResult,
     Window,
 )
-from mailboat.store.parked_rows import ParkedRows
 from mailboat.store.queries import QueryCache, SubscriptionQuery
 from mailboat.store.settings import RelayIdentity, StoreSettings
 from mailboat.store.sql import statements
@@ -51,6 +47,7 @@ from mailboat.store.subscription_rows import (
     RetireResult,
     declare,
     owned_by_others,
+    probe_backlog,
     refuse_foreign_cursors,
     retire_removed,
 )
@@ -58,14 +55,13 @@ from mailboat.store.window_reads import WindowReads
 from mailboat.store.windows import Windows
 from mailboat_spec import EventSubscription, Notify, full_name
 
-_SQL = statements("subscription_rows")
 _WAKE_UPS = statements("leases")
 _PLANNER = statements("windows")["planner"]
 _PREPARE_AFTER = 5
 """Executions of a statement on the control after which it is prepared. No thread uses this connection, so the names of
 prepared statements are free (see ``PostgresConnection.open``)."""
 MEASUREMENTS_AT_ONCE: Final = 4
-"""Maximum of concurrent measurements of a relay: enough that quick ones do not wait behind a large one."""
+"""Enough that quick measurements do not wait behind a large one."""
 
 
 class PostgresStore:
@@ -83,11 +79,8 @@ class PostgresStore:
         self._open_locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._measurements = asyncio.Semaphore(MEASUREMENTS_AT_ONCE)
         self._leases = Leases(me, settings)
-        self._parked_rows = ParkedRows()
         self._query_cache = QueryCache(settings.layout)
-        self._windows = Windows(
-            settings.layout, self._query_cache, settings.sync_level, settings.limits, self._parked_rows
-        )
+        self._windows = Windows(settings, self._query_cache)
         self._reads = WindowReads(self._query_cache, settings.limits)
         self._routes: dict[int, SubscriptionQuery] = {}
         """All subscriptions declared over this connection, including those that are no longer served."""
@@ -113,14 +106,6 @@ class PostgresStore:
         """Name of the database and identifier of its system, for people to recognise it by."""
         return f"{self._control.connection.info.dbname} (system {self._control.server.system_identifier})"
 
-    @property
-    def can_be_notified(self) -> bool:
-        """True if this server and these settings allow wake-ups (NOTIFY) from writers."""
-        server, notify = self._control.server, self._settings.notify
-        return not server.pooled and (
-            notify is Notify.ALWAYS or (notify is Notify.AUTO and not server.prepared_transactions)
-        )
-
     async def declare(
         self,
         subscriptions: Sequence[EventSubscription],
@@ -130,8 +115,8 @@ class PostgresStore:
     ) -> dict[int, Subscription]:
         """Serve these subscriptions in addition to those already served.
 
-        Raises ``ForeignDatabase`` for cursors of another database system. After ``join``, this runs on a separate
-        connection, because repartitioning may take long and must not delay heartbeats.
+        Raises ``ForeignDatabase`` for cursors of another database system. After ``join``, this uses a separate
+        connection: repartitioning may take long and must not delay heartbeats.
         """
         layout = self._settings.layout
         link = self._control if not self._joined else await self._connect("declare")
@@ -157,24 +142,24 @@ class PostgresStore:
         self._serves -= {number}
 
     async def owned_by_others(self, subscriptions: Sequence[EventSubscription], config_version: ConfigVersion) -> bool:
-        """Return True if declaring these subscriptions would repartition cursors that other relays own."""
         return await owned_by_others(
             self._control, self._settings.layout.table, self._me.id, subscriptions, config_version
         )
 
     async def retire_removed(self, named: Collection[str], config_version: ConfigVersion) -> RetireResult:
-        """Retire the subscriptions of this OutboxRelay that its configuration no longer contains."""
         return await retire_removed(self._control, self._settings.layout.table, self._me.id, named, config_version)
 
     async def join(self) -> None:
         """Register this relay and reset its wake-ups."""
         await self._leases.join(self._control, list(self._serves))
         self._joined = True
-        if self.can_be_notified:
+        server, notify = self._control.server, self._settings.notify
+        wanted = notify is Notify.ALWAYS or (notify is Notify.AUTO and not server.prepared_transactions)
+        if wanted and not server.pooled:
             await self._control.listen("mailboat", self._settings.layout.table)
             self._listens = True
         # An earlier process of this name may have left wake-ups enabled.
-        await self._leases.request_wakeup(self._control, self._listens and self._settings.notify is Notify.ALWAYS)
+        await self._leases.request_wakeup(self._control, self._listens and notify is Notify.ALWAYS)
 
     async def beat(self) -> Membership:
         delivered = [n for n in self._serves if self._routes[n].subscription.name not in self._pulled]
@@ -220,21 +205,26 @@ class PostgresStore:
         async with self._measurements:
             link = await self._connect("measure", reads_windows=True)
             try:
-                return await self._reads.measure(link, group)
+                return await link.read(
+                    lambda pipeline: self._reads.measure(pipeline, link.server, group), no_deadline=True
+                )
             finally:
                 await link.close()
 
     async def read(self, window: Window, members: Sequence[Lease], after: int, *, crash_count: int = 0) -> Chunk:
-        return await self._reads.read(await self._link("read"), window, members, after, crash_count=crash_count)
+        link = await self._link("read")
+        return await link.read(
+            lambda pipeline: self._reads.read(pipeline, window, members, after, crash_count=crash_count)
+        )
 
     async def parked_keys(self, lease: Lease) -> tuple[set[str], int]:
-        return await self._parked_rows.keys(await self._link("work"), lease)
+        return await parked_rows.keys(await self._link("work"), lease)
 
     async def due(self, lease: Lease, limit: int, max_bytes: int) -> tuple[list[Parked], float | None]:
-        return await self._parked_rows.due(await self._link("work"), lease, limit, max_bytes)
+        return await parked_rows.due(await self._link("work"), lease, limit, max_bytes)
 
     async def queue(self, lease: Lease, key: str, limit: int, max_bytes: int) -> list[Parked]:
-        return await self._parked_rows.queue(await self._link("work"), lease, key, limit, max_bytes)
+        return await parked_rows.queue(await self._link("work"), lease, key, limit, max_bytes)
 
     async def enable_wakeups(self) -> None:
         work = await self._link("work")
@@ -259,32 +249,18 @@ class PostgresStore:
         return await self._leases.assign(self._control, subscription, generation, owners)
 
     async def backlog(self, subscription: int) -> Backlog:
-        route, layout, bound = self._routes[subscription], self._settings.layout, self._settings.lag_bound
-        statement = sql.SQL(_SQL["backlog"]).format(rows=layout.rows, wanted=route.wanted)
-        where = {
-            "subscription": subscription,
-            "partitions": route.subscription.partitions,
-            "bound": bound,
-            "epochs": self._leases.epochs(subscription),
-        }
-        # The server cancels the statements before the deadline of the connection.
-        timeout_setting = {"timeout": f"{self._settings.deadline * 500:.0f}ms"}
-
-        def probe(pipeline: Pipeline) -> Callable[[], Backlog]:
-            pipeline.send(_SQL["probe_at_most"], timeout_setting)
-            lags = pipeline.send(statement, where)
-            parked, dead, blocked = (pipeline.send(_SQL[name], where) for name in ("parked", "dead", "blocked"))
-
-            def backlog() -> Backlog:
-                by_partition = {partition: Lag(*rest) for partition, *rest in lags.fetchall()}
-                (given_up,) = dead.fetchone() or (0,)
-                (held_up,) = blocked.fetchone() or (0,)
-                return Backlog(by_partition, dict(parked.fetchall()), given_up, held_up)
-
-            return backlog
-
+        route, settings = self._routes[subscription], self._settings
         try:
-            return await (await self._link("probe")).read(probe)
+            return await probe_backlog(
+                await self._link("probe"),
+                settings.layout,
+                subscription,
+                route.subscription.partitions,
+                route.wanted,
+                bound=settings.lag_bound,
+                epochs=self._leases.epochs(subscription),
+                timeout=settings.deadline / 2,  # the server cancels the statements before the connection's deadline
+            )
         except MailboatError:
             await self._close("probe")  # the next probe reconnects
             raise
@@ -313,9 +289,7 @@ class PostgresStore:
 
     async def _connect(self, purpose: str, *, reads_windows: bool = False) -> PostgresConnection:
         link = await _open(self._url, purpose, self._settings, reads_windows=reads_windows)
-        if link.server.system_identifier != self._control.server.system_identifier or (
-            link.server.timeline != self._control.server.timeline
-        ):
+        if link.server.identity != self._control.server.identity:
             await link.close()
             raise DatabaseUnavailable("two connections reached two different servers: a failover is under way")
         return link

@@ -1,8 +1,12 @@
-"""Statements that read events, composed for a table and a set of subscriptions.
+"""Statements that read events, composed for a table and a set of subscriptions, and the routing of their rows.
 
-Filters are part of the statement text. Each subscription has its own statements, and all subscriptions together have
-shared ones. A read for several subscriptions uses the shared statements, with a parameter that selects the partitions
-of its members. So a statement is composed and planned once, and not for every set of subscriptions that reads together.
+Events without a match never leave the database: filters are part of the statement text. One read serves many
+subscriptions: it returns each event once, with the subscriptions whose filter matches, and the fan-out distributes the
+rows to the partitions of the reader.
+
+Each subscription has its own statements. A read for several subscriptions uses the statements for all, with a parameter
+that selects the partitions of its members: a statement is composed and planned once, and not for every set of
+subscriptions that reads together.
 """
 
 from __future__ import annotations
@@ -16,27 +20,101 @@ from psycopg import sql
 
 from mailboat.model import OutboxEvent
 from mailboat.store.outbox_store import CursorKey, Lease, Subscription
-from mailboat.store.routing import EVENT_COLUMNS, TRUE, Predicate, any_of, fan_out, fan_out_single, routes
 from mailboat.store.sql import statements
 from mailboat.store.table import COLUMNS, ROW_BYTES, TOO_LARGE_COLUMNS, TableLayout
+from mailboat_spec import EventSubscriptionSpec, Filter, Pattern
 
 _SQL = statements("windows")
+Predicate = sql.Composable
+TRUE: Predicate = sql.SQL("true")
+EVENT_COLUMNS = len(OutboxEvent._fields)
 
 _UNDONE = sql.SQL("not pg_visible_in_snapshot(e.xid, (select settled_snapshot from w))")
 _UNDONE_BEFORE = sql.SQL("not mailboat.settled_before((select previous_layout from w), e.slot, e.xid, e.id)")
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionQuery:
-    """A subscription and the predicate of its filter."""
+class Since:
+    """Start of a subscription that begins neither at the earliest nor at the latest event."""
 
+    time: str | None = None
+    id: int | None = None
+
+
+def effective_filter(name: str, spec: EventSubscriptionSpec) -> Filter:
+    """Return the subscription's filter. A pull subscription that emits its dead letters does not receive them."""
+    if spec.sink.pull is None or not spec.sink.pull.emit_dead_letters:
+        return spec.filter
+    tags = spec.filter.tags
+    none_of = (*tags.none_of, f"dead-letter-of={name}")
+    return spec.filter.model_copy(update={"tags": tags.model_copy(update={"none_of": none_of})})
+
+
+def predicate(wanted: Filter, since: Since) -> Predicate:
+    """Return the predicate on a row ``found`` of the outbox, with Mailboat's column names."""
+    terms = [
+        *_any_pattern(sql.SQL("found.event_type"), wanted.event_types),
+        *_any_pattern(sql.SQL("found.aggregate_type"), wanted.aggregate_types),
+    ]
+    if wanted.tags.all_of:
+        terms.append(sql.SQL("found.tags @> {}::text[]").format(_texts(wanted.tags.all_of)))
+    if wanted.tags.any_of:
+        terms.append(sql.SQL("found.tags && {}::text[]").format(_texts(wanted.tags.any_of)))
+    if wanted.tags.none_of:
+        terms.append(sql.SQL("not found.tags && {}::text[]").format(_texts(wanted.tags.none_of)))
+    if since.time is not None:
+        terms.append(sql.SQL("found.created_at >= {}::timestamptz").format(sql.Literal(since.time)))
+    if since.id is not None:
+        terms.append(sql.SQL("found.id >= {}").format(sql.Literal(since.id)))
+    return sql.SQL("({})").format(sql.SQL(" and ").join(terms)) if terms else TRUE
+
+
+def like_patterns(patterns: Sequence[Pattern]) -> list[str] | None:
+    """Return the LIKE patterns; None if every value matches."""
+    if not patterns or any(str(pattern) == "*" for pattern in patterns):
+        return None
+    return [pattern.like() for pattern in patterns]
+
+
+def _any_pattern(column: sql.SQL, patterns: Sequence[Pattern]) -> list[Predicate]:
+    if like_patterns(patterns) is None:
+        return []
+    literals = [str(pattern) for pattern in patterns if pattern.is_literal]
+    shapes = [pattern.like() for pattern in patterns if not pattern.is_literal]
+    terms: list[Predicate] = []
+    if literals:
+        terms.append(sql.SQL("{} = any ({}::text[])").format(column, _texts(literals)))
+    if shapes:
+        terms.append(sql.SQL("{} like any ({}::text[])").format(column, _texts(shapes)))
+    return [sql.SQL("coalesce({}, false)").format(sql.SQL(" or ").join(terms))]
+
+
+def _texts(values: Iterable[str]) -> Predicate:
+    """Return an array literal of texts. Percent signs are doubled, because the statements have placeholders."""
+    return sql.Literal([value.replace("%", "%%") for value in values])
+
+
+def any_of(predicates: Mapping[int, Predicate]) -> Predicate:
+    if any(p is TRUE for p in predicates.values()):
+        return TRUE
+    return sql.SQL("({})").format(sql.SQL(" or ").join(predicates.values()))
+
+
+def routes(predicates: Mapping[int, Predicate]) -> Predicate:
+    """Return an expression for the numbers of the subscriptions that match a row."""
+    cases = [
+        sql.SQL("case when {} then {}::bigint end").format(p, sql.Literal(number)) for number, p in predicates.items()
+    ]
+    return sql.SQL("array_remove(array[{}], null)").format(sql.SQL(", ").join(cases))
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionQuery:
     subscription: Subscription
     wanted: Predicate
 
 
 class TailKind(NamedTuple):
-    """Kind of a poll."""
-
     late: bool
     """Transactions were running in ``settled_snapshot``, and their events may have become visible."""
     before: str | None
@@ -44,28 +122,40 @@ class TailKind(NamedTuple):
 
 
 class ChunkKind(NamedTuple):
-    """Kind of chunk of a large window."""
-
     carry_over: bool
     """Cursors of the previous layout settled some of its events (carry-over)."""
     too_large: bool
     """The chunk is a single row larger than any relay can deliver."""
 
 
-@dataclass(frozen=True, slots=True)
 class ComposedQueries:
     """Statements for one set of subscriptions, and the routing of their rows."""
 
-    small_window: bytes
-    late: bytes
-    large_window: Mapping[ChunkKind, bytes]
-    chunk_end: bytes
-    chunk_end_within: bytes
-    subscriptions: Mapping[int, Subscription]
-    offsets: Mapping[int, int]
-    """Place of each subscription's first partition in ``own``."""
-    _parts: Mapping[str, Any]
-    _tails: dict[TailKind, bytes]
+    def __init__(self, fixed: Mapping[str, sql.Composable], queries: Mapping[int, SubscriptionQuery]) -> None:
+        self.subscriptions = {number: query.subscription for number, query in queries.items()}
+        sizes = [each.partitions for each in self.subscriptions.values()]
+        self._offsets = dict(zip(queries, accumulate(sizes, initial=0), strict=False))
+        """Place of each subscription's first partition in ``own``."""
+        wanted = {
+            number: _among_own(query.wanted, self._offsets[number], query.subscription.partitions)
+            for number, query in queries.items()
+        }
+        also_routes = sql.SQL("") if len(queries) == 1 else sql.SQL(", {}").format(routes(wanted))
+        self._parts = {**fixed, "also_routes": also_routes, "wanted": any_of(wanted)}
+        self.small_window = self._composed("small_window")
+        self.late = self._composed("late")
+        self.chunk_end = self._composed("chunk_end")
+        self.chunk_end_within = self._composed("chunk_end_within")
+        chunk_kinds = [ChunkKind(*kind) for kind in product((False, True), repeat=2)]
+        self.large_window = {kind: self._large_window(kind) for kind in chunk_kinds}
+        self._tails: dict[TailKind, bytes] = {}
+
+    def _composed(self, name: str, **parts: sql.Composable) -> bytes:
+        return sql.SQL(_SQL[name]).format(**self._parts | parts).as_bytes()
+
+    def _large_window(self, kind: ChunkKind) -> bytes:
+        columns = TOO_LARGE_COLUMNS if kind.too_large else COLUMNS
+        return self._composed("large_window", columns=columns, undone=_UNDONE_BEFORE if kind.carry_over else _UNDONE)
 
     def tail(self, kind: TailKind) -> bytes:
         """Return the poll. ``before`` is a part of its text, so that its plan has only the time partitions that it
@@ -73,7 +163,13 @@ class ComposedQueries:
         if kind not in self._tails:
             if any(former.before != kind.before for former in self._tails):  # a new day
                 self._tails.clear()
-            self._tails[kind] = _tail(kind, self._parts)
+            pruned = kind.before is not None
+            parts = self._parts | {
+                "occupied": sql.SQL(_SQL["occupied"] if pruned else "").format(before=sql.Literal(kind.before)),
+                "stray": sql.SQL(_SQL["stray"] if pruned else "false").format(**self._parts),
+            }
+            parts["late_arm"] = sql.SQL(_SQL["late_arm"] if kind.late else "").format(**parts)
+            self._tails[kind] = sql.SQL(_SQL["tail"]).format(**parts).as_bytes()
         return self._tails[kind]
 
     def own(self, members: Iterable[Lease]) -> dict[str, str]:
@@ -83,7 +179,7 @@ class ComposedQueries:
         """
         bits = bytearray(b"0" * sum(each.partitions for each in self.subscriptions.values()))
         for (number, partition), _ in members:
-            bits[self.offsets[number] + partition] = ord("1")
+            bits[self._offsets[number] + partition] = ord("1")
         return {"own": bits.decode()}
 
     @property
@@ -94,7 +190,6 @@ class ComposedQueries:
     def fan_out(
         self, rows: Iterable[Sequence[Any]], members: frozenset[CursorKey]
     ) -> dict[CursorKey, list[OutboxEvent]]:
-        """Route matching rows of a window to the members they belong to."""
         if len(self.subscriptions) == 1:
             (subscription,) = self.subscriptions.values()
             return fan_out_single(rows, subscription, members)
@@ -118,44 +213,16 @@ class QueryCache:
         self.span = sql.SQL(_SQL["span"]).format(**self._fixed).as_bytes()
 
     def route(self, routes_by_number: Mapping[int, SubscriptionQuery]) -> None:
-        """Replace the subscription set."""
         self._cached = (routes_by_number, {})
 
     def for_members(self, members: Iterable[Lease]) -> ComposedQueries:
-        """Return the statements that read for these cursors."""
         routes_by_number, composed = self._cached
         found = {lease.key.subscription for lease in members}
         numbers = tuple(found) if len(found) == 1 else tuple(sorted(routes_by_number))
         if numbers not in composed:
-            composed[numbers] = self._compose({number: routes_by_number[number] for number in numbers})
+            queries = {number: routes_by_number[number] for number in numbers}
+            composed[numbers] = ComposedQueries(self._fixed, queries)
         return composed[numbers]
-
-    def _compose(self, queries: Mapping[int, SubscriptionQuery]) -> ComposedQueries:
-        subscriptions = {number: query.subscription for number, query in queries.items()}
-        offsets = dict(
-            zip(queries, accumulate((s.partitions for s in subscriptions.values()), initial=0), strict=False)
-        )
-        wanted = {
-            number: _among_own(query.wanted, offsets[number], query.subscription.partitions)
-            for number, query in queries.items()
-        }
-        single = len(queries) == 1
-        parts: dict[str, Any] = {
-            **self._fixed,
-            "also_routes": sql.SQL("") if single else sql.SQL(", {}").format(routes(wanted)),
-            "wanted": any_of(wanted),
-        }
-        return ComposedQueries(
-            sql.SQL(_SQL["small_window"]).format(**parts).as_bytes(),
-            sql.SQL(_SQL["late"]).format(**parts).as_bytes(),
-            {ChunkKind(*kind): _large_window(ChunkKind(*kind), parts) for kind in product((False, True), repeat=2)},
-            sql.SQL(_SQL["chunk_end"]).format(**parts).as_bytes(),
-            sql.SQL(_SQL["chunk_end_within"]).format(**parts).as_bytes(),
-            subscriptions,
-            offsets,
-            parts,
-            {},
-        )
 
 
 def _among_own(wanted: Predicate, offset: int, partitions: int) -> Predicate:
@@ -166,18 +233,31 @@ def _among_own(wanted: Predicate, offset: int, partitions: int) -> Predicate:
     return own if wanted is TRUE else sql.SQL("({} and {})").format(wanted, own)
 
 
-def _tail(kind: TailKind, parts: Mapping[str, Any]) -> bytes:
-    pruning: dict[str, sql.Composable]
-    if kind.before is None:
-        pruning = {"occupied": sql.SQL(""), "stray": sql.SQL("false")}
-    else:
-        occupied = sql.SQL(_SQL["occupied"]).format(before=sql.Literal(kind.before))
-        pruning = {"occupied": occupied, "stray": sql.SQL(_SQL["stray"]).format(**parts)}
-    late_arm = sql.SQL(_SQL["late_arm"]).format(**parts, **pruning) if kind.late else sql.SQL("")
-    return sql.SQL(_SQL["tail"]).format(late_arm=late_arm, **parts, **pruning).as_bytes()
+def fan_out_single(
+    rows: Iterable[Sequence[Any]], subscription: Subscription, members: frozenset[CursorKey]
+) -> dict[CursorKey, list[OutboxEvent]]:
+    """Route the rows of one subscription to its partitions that are members. Flat, because it loops over events."""
+    routed: list[list[OutboxEvent]] = [[] for _ in range(subscription.partitions)]
+    partitions, new, slot = subscription.partitions, tuple.__new__, EVENT_COLUMNS - 1
+    for row in rows:
+        routed[row[slot] % partitions].append(new(OutboxEvent, row))
+    keys = (CursorKey(subscription.number, partition) for partition in range(partitions))
+    return {key: events for key, events in zip(keys, routed, strict=True) if events and key in members}
 
 
-def _large_window(kind: ChunkKind, parts: dict[str, Any]) -> bytes:
-    columns = TOO_LARGE_COLUMNS if kind.too_large else COLUMNS
-    undone = _UNDONE_BEFORE if kind.carry_over else _UNDONE
-    return sql.SQL(_SQL["large_window"]).format(**{**parts, "columns": columns, "undone": undone}).as_bytes()
+def fan_out(
+    rows: Iterable[tuple[Sequence[Any], Sequence[int]]],
+    subscriptions: Mapping[int, Subscription],
+    members: frozenset[CursorKey],
+) -> dict[CursorKey, list[OutboxEvent]]:
+    """Route rows with their matching subscriptions to the members among those subscriptions' partitions."""
+    routed: dict[CursorKey, list[OutboxEvent]] = {}
+    partitions, new = {number: each.partitions for number, each in subscriptions.items()}, tuple.__new__
+    for columns, matching in rows:
+        event = OutboxEvent._make(columns)
+        slot = event.slot
+        for number in matching:
+            key = new(CursorKey, (number, slot % partitions[number]))
+            if key in members:
+                routed.setdefault(key, []).append(event)
+    return routed

@@ -7,7 +7,7 @@ foreign code or stop a relay. Every session therefore sets all relevant ones its
 - Behind a pooler in transaction mode: at the beginning of every transaction, for that transaction only, because the
   server session serves another client next. A single statement is wrapped in a transaction.
 
-All connections of Mailboat are opened by `PinnedConnection`, or call `pins` (blocking connections).
+All connections are opened by `PinnedConnection`, or call `pins` (blocking connections).
 """
 
 from __future__ import annotations
@@ -132,10 +132,8 @@ def libpq_settings(conninfo: str) -> dict[str, Any]:
     """Return the default connection settings that the URL does not set, and the client encoding in any case.
 
     Raises psycopg's ``ProgrammingError`` if the URL is malformed, or if libpq would take a part of the password for
-    host, port or database and print it in its errors.
-
-    Of several hosts the primary is used. ``read-write``, which users set for the same purpose, is replaced: it would
-    refuse a primary whose database is read-only by default, although the session overrides that default.
+    host, port or database and print it in its errors. ``read-write`` is replaced by ``primary``: it would refuse a
+    primary whose database is read-only by default, although the session overrides that default.
     """
     configured = psycopg.conninfo.conninfo_to_dict(conninfo)
     if "://" in conninfo and _shows_password(conninfo, configured):

@@ -19,7 +19,7 @@ class RelayIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """Limits of one read, in whole rows. A window beyond ``small_rows`` or ``bytes`` is read in chunks."""
+    """Limits of one read. A window beyond ``small_rows`` or ``bytes`` is read in chunks."""
 
     small_rows: int = 2000
     rows: int = 3000

@@ -1,8 +1,7 @@
 """Creation and retirement of subscriptions: their rows and cursors, created once and shared by all relays.
 
-Each subscription is declared in one transaction that locks its row, so relays that start together agree. Relays receive
-a new configuration at different times. The row stores the newest config version (`ConfigVersion`) that declared it; an
-older version changes, recreates and deletes nothing.
+Each subscription is declared in one transaction that locks its row, so relays that start together agree. The row stores
+the newest config version that declared it; an older version, which a relay may still have, changes nothing.
 
 A subscription is known by its name. If its resource is deleted and created again (another UID), it continues where it
 stopped: the progress of a deleted one is kept for ``GRACE``. Later, or after `mailboat forget`, it begins at its start.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -20,11 +19,10 @@ from typing import Any, Final
 from psycopg import AsyncCursor, sql
 
 from mailboat.errors import ConfigError, ForeignDatabase
-from mailboat.store.connection import PostgresConnection, Row
+from mailboat.store.connection import Pipeline, PostgresConnection, Row
 from mailboat.store.cursor_changes import lock_cursors, repartition, unsettled_range
-from mailboat.store.outbox_store import Subscription
-from mailboat.store.queries import SubscriptionQuery
-from mailboat.store.routing import Since, effective_filter, like_patterns, predicate
+from mailboat.store.outbox_store import Backlog, Lag, Subscription
+from mailboat.store.queries import Predicate, Since, SubscriptionQuery, effective_filter, like_patterns, predicate
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, EventSubscriptionSpec, OnExhausted, Ordering, full_name
@@ -61,9 +59,9 @@ async def declare(
 ) -> SubscriptionQuery | None:
     """Create the row and cursors of a subscription if missing, and update them if the manifest changed.
 
-    ``may_lay_out`` permits repartitioning. It is true for a relay that just started or received a new configuration. A
-    running relay keeps the stored number of partitions, so that two relays with two versions of a manifest do not
-    repartition in turns. Return None if a newer config version deleted or replaced this subscription.
+    ``may_lay_out`` permits repartitioning, for a relay that just started or received a new configuration. Otherwise two
+    relays with two versions of a manifest would repartition in turns. Return None if a newer config version deleted or
+    replaced this subscription.
     """
     name, spec = full_name(resource), resource.spec
     parameters: dict[str, Any] = {
@@ -223,8 +221,7 @@ async def retire_removed(
     """Mark subscriptions whose resource was deleted. Their progress and parked events are kept for ``GRACE``.
 
     Only subscriptions declared by the same OutboxRelay (by UID), by this or an older config version, and served by no
-    other relay are retired. A relay that still serves one would lose its cursors and redeliver everything at its next
-    start.
+    other relay: that one would lose its cursors and redeliver everything at its next start.
     """
     if not config_version.relay_uid:
         return RetireResult((), ())
@@ -248,6 +245,40 @@ async def retire_removed(
                 await cursor.execute(_SQL["release_cursors"], {"id": number})
                 retired.append(name)
     return RetireResult(tuple(retired), tuple(awaited))
+
+
+async def probe_backlog(
+    link: PostgresConnection,
+    layout: TableLayout,
+    number: int,
+    partitions: int,
+    wanted: Predicate,
+    *,
+    bound: int = 100_000,
+    epochs: Sequence[str] = (),
+    timeout: float = 0,
+) -> Backlog:
+    """Return the backlog of a subscription from a bounded probe instead of a full count.
+
+    ``epochs``: those of its cursors, as far as known. ``timeout``: seconds per statement, 0 for no limit.
+    """
+    statement = sql.SQL(_SQL["backlog"]).format(rows=layout.rows, wanted=wanted)
+    where = {"subscription": number, "partitions": partitions, "bound": bound, "epochs": list(epochs)}
+
+    def probe(pipeline: Pipeline) -> Callable[[], Backlog]:
+        pipeline.send(_SQL["probe_settings"], {"timeout": f"{timeout * 1000:.0f}ms"})
+        lags = pipeline.send(statement, where)
+        parked, dead, blocked = (pipeline.send(_SQL[name], where) for name in ("parked", "dead", "blocked"))
+
+        def backlog() -> Backlog:
+            by_partition = {partition: Lag(*rest) for partition, *rest in lags.fetchall()}
+            (given_up,) = dead.fetchone() or (0,)
+            (held_up,) = blocked.fetchone() or (0,)
+            return Backlog(by_partition, dict(parked.fetchall()), given_up, held_up)
+
+        return backlog
+
+    return await link.read(probe)
 
 
 async def clear_expired(link: PostgresConnection, outbox: str) -> list[str]:

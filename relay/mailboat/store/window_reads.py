@@ -3,9 +3,8 @@
 Two megabytes of rows arrive in hundreds of small socket reads. An event loop would wake up for each of them. A thread
 that blocks inside libpq does not, and reads the next chunk while the loop encodes and publishes the previous one.
 
-A loop that encodes and publishes rarely releases the GIL, so after every wait for a result the thread waits some
-milliseconds more for the GIL. With one wait per statement, this cost more than the read itself and the loop ran out of
-events. A chunk therefore has two waits: one for its upper bound, one for its events.
+After every wait for a result, the thread waits some milliseconds more for the GIL. With one wait per statement, this
+cost more than the read itself. A chunk therefore has two waits: one for its upper bound, one for its events.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 from psycopg import Cursor
 
-from mailboat.store.connection import Pipeline, PostgresConnection, Row, Server
+from mailboat.store.connection import Pipeline, Row, Server
 from mailboat.store.outbox_store import Chunk, CursorGroup, CursorKey, Lease, Window
 from mailboat.store.queries import ChunkKind, ComposedQueries, QueryCache
 from mailboat.store.settings import ReadLimits
@@ -35,14 +34,7 @@ class WindowReads:
         """Number of rows to measure for the next chunk. If rows are large, twice the rows of the previous chunk: rows
         measured beyond the end of a chunk are measured again for the next one."""
 
-    async def measure(self, link: PostgresConnection, group: CursorGroup) -> Window | None:
-        """Return the bounds of the group's next window; None if no member is at the group's snapshot any longer.
-
-        This scans every event of the window, without a deadline.
-        """
-        return await link.read(lambda pipeline: self._measure(pipeline, link.server, group), no_deadline=True)
-
-    def _measure(self, pipeline: Pipeline, server: Server, group: CursorGroup) -> Callable[[], Window | None]:
+    def measure(self, pipeline: Pipeline, server: Server, group: CursorGroup) -> Callable[[], Window | None]:
         bounds = {
             "pooled": server.pooled,
             "settled_snapshot": group.settled_snapshot,
@@ -58,19 +50,11 @@ class WindowReads:
                 return lambda: window
         return lambda: None
 
-    async def read(
-        self, link: PostgresConnection, window: Window, members: Sequence[Lease], after: int, *, crash_count: int
-    ) -> Chunk:
-        """Return the next chunk after ``after``.
-
-        If all leases were lost, return an empty last chunk. The next settlement reports the loss.
-        """
-        limits = self._limits.after(crash_count)
-        return await link.read(lambda pipeline: self._read(pipeline, window, members, after, limits))
-
-    def _read(
-        self, pipeline: Pipeline, window: Window, members: Sequence[Lease], after: int, limits: ReadLimits
+    def read(
+        self, pipeline: Pipeline, window: Window, members: Sequence[Lease], after: int, *, crash_count: int
     ) -> Callable[[], Chunk]:
+        """Return the next chunk. If all leases were lost, return an empty one: the next settlement reports the loss."""
+        limits = self._limits.after(crash_count)
         composed = self._query_cache.for_members(members)
         keys = frozenset(lease.key for lease in members)
 
@@ -117,10 +101,8 @@ class WindowReads:
     def _reach(
         self, pipeline: Pipeline, composed: ComposedQueries, found: Cursor[Row], where: dict[str, Any]
     ) -> tuple[int | None, int, bool]:
-        """Return the id up to which the next chunk reaches, its size in bytes, and whether the window ends there.
-
-        Without an id, no rows are left.
-        """
+        """Return the id up to which the next chunk reaches (None if no rows are left), its size in bytes, and whether
+        the window ends there."""
         reach, rows, size = found.fetchone() or (None, 0, 0)
         last = rows < where["limit"]
         if size > where["max_bytes"]:

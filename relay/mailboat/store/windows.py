@@ -13,26 +13,25 @@ statements, and this module sends them in the only correct order:
    precedes the commit.
 
 The statements of a tick are a pipeline with at most two round trips, each of them a transaction: poll, then settle and
-open. A tick without events and settlements has one. No lock is needed between the two: the writes check the epoch, so a
-member whose lease was lost meanwhile opens no window. The end of a window and the begin of the next one are one update
-of the cursor. A settlement that parks events, and every tick behind a pooler, has one transaction for all.
+open. No lock is needed between the two: the writes check the epoch. A settlement that parks events, and every tick
+behind a pooler, has one transaction for all.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from psycopg import Cursor
+from psycopg import Cursor, sql
 
 from mailboat.errors import DatabaseUnavailable
 from mailboat.model import OutboxEvent
+from mailboat.store import parked_rows
 from mailboat.store.connection import Pipeline, PostgresConnection, Row, Server, refuse_other_server
-from mailboat.store.occupied_partitions import OccupiedPartitions
 from mailboat.store.outbox_store import (
     Advanced,
     CursorGroup,
@@ -44,12 +43,10 @@ from mailboat.store.outbox_store import (
     TickResult,
     Window,
 )
-from mailboat.store.parked_rows import ParkedRows
 from mailboat.store.queries import QueryCache, TailKind
 from mailboat.store.session_settings import BEGIN
-from mailboat.store.settings import ReadLimits
+from mailboat.store.settings import StoreSettings
 from mailboat.store.sql import statements
-from mailboat.store.table import TableLayout
 
 _SQL = statements("windows")
 
@@ -70,27 +67,15 @@ _POOLER_FOUND: Final = (
 
 
 class Windows:
-    """The windows of one outbox, for one relay."""
-
-    def __init__(
-        self,
-        layout: TableLayout,
-        query_cache: QueryCache,
-        sync_level: str,
-        limits: ReadLimits,
-        parked_rows: ParkedRows,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._layout = layout
+    def __init__(self, settings: StoreSettings, query_cache: QueryCache) -> None:
+        self._layout = settings.layout
+        self._sync_level = settings.sync_level
+        self._limits = settings.limits
         self._query_cache = query_cache
-        self._sync_level = sync_level
-        self._limits = limits
-        self._parked_rows = parked_rows
-        self._clock = clock
         self._unwritten: dict[Lease, str] = {}
-        """``settled_snapshot`` of closed cursors that is not stored yet."""
-        self._stored_at = clock()
-        self._occupied: OccupiedPartitions | None = None
+        """``settled_snapshot`` of closed cursors that is stored later (see ``STORE_EVERY``)."""
+        self._stored_at = time.monotonic()
+        self._occupied: _OccupiedPartitions | None = None
         """None: a poll reads the whole table."""
         self._partitions_loaded = False
         self._unchecked = 0
@@ -103,8 +88,7 @@ class Windows:
         groups: Sequence[CursorGroup],
         measured: Sequence[Measured],
     ) -> TickResult:
-        """Settle, poll and open windows; see the module's docstring."""
-        stores = link.server.pooled or self._clock() - self._stored_at >= STORE_EVERY
+        stores = link.server.pooled or time.monotonic() - self._stored_at >= STORE_EVERY
         together = link.server.pooled or any(settlement.durable for settlement in settlements)
         lost, settled, windows, overflowing = await link.pipeline(
             lambda pipeline: self._tick(pipeline, link.server, settlements, groups, measured, stores=stores),
@@ -112,7 +96,7 @@ class Windows:
         )
         if stores:
             self._unwritten.clear()
-            self._stored_at = self._clock()
+            self._stored_at = time.monotonic()
         lost |= {settlement.lease.key for settlement in settlements} - settled.keys
         opened: list[Opened] = []
         advanced: list[Advanced] = []
@@ -125,8 +109,7 @@ class Windows:
         return TickResult(frozenset(lost), tuple(opened), tuple(advanced), tuple(overflowing))
 
     async def store_unwritten(self, link: PostgresConnection) -> None:
-        """Store the progress of idle cursors that is in memory only. Before a change of ownership, so that the next
-        owner does not read the same events again."""
+        """Store the progress of idle cursors, so that the next owner does not read the same events again."""
         if self._unwritten:
             await link.pipeline(lambda pipeline: self._store(pipeline, link.server.timeline))
             self._unwritten.clear()
@@ -165,11 +148,13 @@ class Windows:
             pipeline.wait()
             for settlement in durable:
                 if settlement.lease.key in settled.keys:
-                    self._parked_rows.apply(pipeline, settlement)
+                    parked_rows.apply(pipeline, settlement)
         for found in windows:
-            self._note_progress(found)
+            for lease in found.with_events:
+                self._unwritten.pop(lease, None)
+            self._unwritten.update(dict.fromkeys(found.without_events, found.window.window_snapshot))
         stored = stores and self._store(pipeline, server.timeline)
-        level = self._sync_level if any(found.has_events for found in windows) else "off"
+        level = self._sync_level if any(found.with_events for found in windows) else "off"
         if durable:
             pipeline.send(_SQL["sync"], {"level": "local" if level == "off" else level})
         elif stored and level == "off":
@@ -188,13 +173,14 @@ class Windows:
         answers = []
         if updates:
             opens = any(update.next_snapshot is not None for update in updates)
-            columns = dict(zip(_COLUMNS_OF_UPDATES, map(list, zip(*updates, strict=True)), strict=True))
+            columns = zip(_Update._fields, zip(*updates, strict=True), strict=True)
+            arrays = {f"{name}s": list(values) for name, values in columns}
             options = {
                 "timeline": server.timeline,
                 "pooled": server.pooled,
                 "level": self._sync_level if opens else "off",
             }
-            answers.append(pipeline.send(_SQL["settle"], columns | options))
+            answers.append(pipeline.send(_SQL["settle"], arrays | options))
         elif parked_only:
             pipeline.send(_SQL["sync"], {"level": "off"})
         if parked_only:
@@ -218,18 +204,16 @@ class Windows:
             "settled_snapshot": group.settled_snapshot,
             "pooled": server.pooled,
         }
-        pruning = {**occupied.parameters, "checks": checks} if occupied is not None else {}
+        pruning = {"outbox": occupied.outbox, "read": occupied.read, "checks": checks} if occupied is not None else {}
         return pipeline.send(tail, where | bounds | pruning)
 
     def _load_partitions(self, pipeline: Pipeline) -> None:
-        self._occupied = OccupiedPartitions.load(pipeline, self._layout)
+        statement = sql.SQL(_SQL["time_partitions"]).format(outbox=self._layout.regclass)
+        found = pipeline.send(statement, {"created_at": self._layout.columns.get("created_at", "created_at")})
+        pipeline.wait()
+        row = found.fetchone()
+        self._occupied = None if row is None else _OccupiedPartitions(*row)
         self._partitions_loaded = True
-
-    def _note_progress(self, found: _Found) -> None:
-        """Note the progress of the members without events, which is stored later (see ``STORE_EVERY``)."""
-        for lease in found.with_events:
-            self._unwritten.pop(lease, None)
-        self._unwritten.update(dict.fromkeys(found.without_events, found.window.window_snapshot))
 
     def _store(self, pipeline: Pipeline, timeline: int) -> bool:
         """Store the progress of idle cursors and return True if there was any. A lost lease is skipped; the next
@@ -271,9 +255,27 @@ class Windows:
         composed = self._query_cache.for_members(queried)
         matching = [row[: composed.width] for row in rows if row[0] is not None]
         events = composed.fan_out(matching, frozenset(lease.key for lease in members))
-        with_events, without_events = _divided(members, events)
+        with_events = tuple(lease for lease in members if lease.key in events)
+        without_events = tuple(lease for lease in members if lease.key not in events)
         window = Window(group.settled_snapshot, window_snapshot)
         return _Found(window, events, with_events, without_events, any_visible=found > 0)
+
+
+class _OccupiedPartitions(NamedTuple):
+    """The time partitions that a poll reads: up to the last one with rows.
+
+    Time partitions are made 30 days ahead (G10), and an index scan of an empty one costs as much as of one with rows.
+    No clock decides which ones a poll leaves out: it checks in the same statement that their files are still empty
+    (``stray``). If one is not, the poll is void and repeated with the current list. A poll that finds no events moves
+    no snapshot, so it may leave the check to a later one.
+    """
+
+    outbox: int
+    """Oid of the partitioned table."""
+    before: str
+    """Time partitions that begin then or later are empty."""
+    read: list[int]
+    """Oids of the time partitions that a poll reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,24 +290,9 @@ class _Found:
     any_visible: bool = True
     """True if any event became visible, matching or not."""
 
-    @property
-    def has_events(self) -> bool:
-        """True if at least one member has events in the window."""
-        return bool(self.with_events)
-
-
-def _divided(members: Sequence[Lease], events: Collection[CursorKey]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
-    """Return the members with events and those without. Most events belong to few of many cursors."""
-    return (
-        tuple(lease for lease in members if lease.key in events),
-        tuple(lease for lease in members if lease.key not in events),
-    )
-
 
 @dataclass(frozen=True)
 class _Settled:
-    """Answers to the updates of a tick."""
-
     answers: Sequence[Cursor[Row]]
 
     @cached_property
@@ -315,7 +302,7 @@ class _Settled:
 
 
 class _Update(NamedTuple):
-    """Parameters of `settle` for one cursor."""
+    """Parameters of `settle` for one cursor. The statement takes an array of each, named in the plural."""
 
     epoch: str
     window_snapshot: str | None
@@ -324,26 +311,24 @@ class _Update(NamedTuple):
     """None if the window stays open."""
     next_snapshot: str | None
     """The window that the update opens."""
-    lowest: int | None
-    highest: int | None
+    lowest_id: int | None
+    highest_id: int | None
     position: int | None
     sequence: int | None
-
-
-_COLUMNS_OF_UPDATES: Final = (
-    "epochs", "window_snapshots", "settled_snapshots", "next_snapshots", "lowest_ids", "highest_ids", "positions",
-    "sequences",
-)  # fmt: skip
-"""Parameters of `settle`: one array per field of `_Update`."""
 
 
 def _settling(settlement: Settlement, following: Window | None) -> _Update:
     """Return the update of a settlement. ``following``: the next window of a cursor whose window closes."""
     window = settlement.window_snapshot
-    epoch, position, sequence = settlement.lease.epoch, settlement.position, settlement.sequence
-    following_snapshot = following.window_snapshot if following is not None else None
     return _Update(
-        epoch, window, window if settlement.closes else None, following_snapshot, None, None, position, sequence
+        epoch=settlement.lease.epoch,
+        window_snapshot=window,
+        settled_snapshot=window if settlement.closes else None,
+        next_snapshot=following.window_snapshot if following is not None else None,
+        lowest_id=None,
+        highest_id=None,
+        position=settlement.position,
+        sequence=settlement.sequence,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from mailboat.model import OutboxEvent
 from mailboat.store.outbox_store import CursorKey, Lease, Subscription
-from mailboat.store.routing import fan_out
+from mailboat.store.queries import fan_out
 from mailboat_spec import EventSubscription
 from support.memory_outbox.rows import CursorRow, DeadRow, MemoryRow, ParkedRow, Snapshot, slot_of, timestamp
 

@@ -1,8 +1,7 @@
 """Commands on dead letters: list, replay and purge.
 
-A replayed event goes to the head of its key's parked queue, marked as a replay. The partition's owner sends it like any
-parked event, so that the order of the key and the rules of ownership hold without code here. The dead letter stays,
-with the time of the replay, as history and so that the same event is not replayed twice by mistake.
+A replayed event goes to the head of its key's parked queue, and the partition's owner sends it like any parked event.
+The dead letter stays, with the time of the replay, so that the same event is not replayed twice by mistake.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ _REPLAYED_AT_ONCE = 1_000
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter in a list."""
-
     dead_id: int
     subscription: str
     partition: int
@@ -59,8 +56,6 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """Candidates of a replay, sorted by outcome."""
-
     replay: tuple[Candidate, ...]
     waiting: tuple[Candidate, ...]
     """Parked already, so they will be sent without a replay."""
@@ -103,10 +98,10 @@ async def candidates(link: PostgresConnection, match: Match, *, replayed: bool, 
 async def replay(
     link: PostgresConnection, outbox: str, chosen: Sequence[Candidate], *, again: bool, unordered: Collection[str] = ()
 ) -> int:
-    """Put dead letters at the head of their keys' queues and return their number.
+    """Put dead letters at the head of their keys' queues, in one transaction per partition, and return their number.
 
-    ``unordered`` names subscriptions without ordering, where no event waits behind another. Each partition has a
-    separate transaction. A dead letter is skipped if it was replayed in the meantime or its partition no longer exists.
+    ``unordered`` names subscriptions where no event waits behind another. A dead letter is skipped if it was replayed
+    in the meantime or its partition no longer exists.
     """
     done = 0
     for where, group in by_partition(chosen, at_once=_REPLAYED_AT_ONCE):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from psycopg import sql
-
 from mailboat.store.connection import PostgresConnection
-from mailboat.store.routing import TRUE, Since, effective_filter, predicate
+from mailboat.store.outbox_store import Backlog
+from mailboat.store.queries import TRUE, Since, effective_filter, predicate
 from mailboat.store.sql import statements
-from mailboat.store.subscription_rows import GRACE
+from mailboat.store.subscription_rows import GRACE, probe_backlog
 from mailboat.store.table import TableLayout
 from mailboat_spec import EventSubscription, full_name
 
@@ -39,15 +38,6 @@ class KnownSubscription:
     """Deleted: time until which its progress is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    lag: int
-    bounded: bool
-    oldest_age: float | None
-    parked: int
-    dead: int
-
-
 async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[KnownSubscription]:
     """Return all subscriptions of an outbox, including those without a manifest."""
     rows = await link.fetch(_SQL["subscriptions"], {"outbox": outbox, "grace": GRACE.total_seconds()})
@@ -60,7 +50,6 @@ async def known_subscriptions(link: PostgresConnection, outbox: str) -> list[Kno
 
 
 async def relay_addresses(link: PostgresConnection, outbox: str) -> list[str]:
-    """Return the addresses that live relays listen on, each once."""
     return [address for (address,) in await link.fetch(_SQL["addresses"], {"outbox": outbox})]
 
 
@@ -69,42 +58,16 @@ async def relays_serving(link: PostgresConnection, outbox: str, name: str) -> li
     return [relay for (relay,) in await link.fetch(_SQL["serving"], {"outbox": outbox, "name": name})]
 
 
-async def waiting(
+async def backlog(
     link: PostgresConnection,
     layout: TableLayout,
     subscription: KnownSubscription,
     manifests: Iterable[EventSubscription],
-    *,
-    bound: int = 100_000,
-) -> Waiting:
-    """Return the backlog of a subscription from a bounded probe instead of a full count.
-
-    Without a manifest the filter is unknown, and all events count.
-    """
-    parameters: dict[str, object] = {
-        "subscription": subscription.number,
-        "partitions": subscription.partitions,
-        "bound": bound,
-        "epochs": [],
-    }
+) -> Backlog:
+    """Return the backlog of a subscription. Without a manifest the filter is unknown, and all events count."""
     manifest = next((each for each in manifests if full_name(each) == subscription.name), None)
     wanted = predicate(effective_filter(subscription.name, manifest.spec), subscription.since) if manifest else TRUE
-    statement = sql.SQL(_SUBSCRIPTIONS["backlog"]).format(rows=layout.rows, wanted=wanted)
-    async with link.transaction() as cursor:
-        await cursor.execute(_SQL["planner"])
-        await cursor.execute(statement, parameters)
-        lags = await cursor.fetchall()
-        await cursor.execute(_SUBSCRIPTIONS["parked"], parameters)
-        parked = sum(count for _, count in await cursor.fetchall())
-        await cursor.execute(_SUBSCRIPTIONS["dead"], parameters)
-        (dead,) = await cursor.fetchone() or (0,)
-    return Waiting(
-        lag=sum(pending for _, pending, _, _ in lags),
-        bounded=any(bounded for *_, bounded in lags),
-        oldest_age=max((age for _, _, age, _ in lags if age is not None), default=None),
-        parked=parked,
-        dead=dead,
-    )
+    return await probe_backlog(link, layout, subscription.number, subscription.partitions, wanted)
 
 
 async def set_state(link: PostgresConnection, outbox: str, name: str, state: str, reason: str | None) -> bool:

@@ -1,7 +1,6 @@
 """Commands on parked events: list, retry at once, drop.
 
-Relays retry parked events on a schedule; these commands override it. No command breaks the order of a key: a
-retry applies to the head of the key, whichever of its events was selected.
+No command breaks the order of a key: a retry applies to the head of the key, whichever of its events was selected.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ _AT_ONCE = 5_000
 
 
 class ParkedEvent(NamedTuple):
-    """A parked event in a list."""
-
     ordinal: int
     subscription: str
     subscription_id: int
@@ -51,7 +48,7 @@ class ParkedEvent(NamedTuple):
 class Retried:
     heads: int
     unblocked: int
-    """Number of heads that were blocked. Their attempts restart at 0."""
+    """Number of heads that were blocked."""
 
 
 async def list_parked(link: PostgresConnection, match: Match, *, behind: bool, limit: int | None) -> list[ParkedEvent]:

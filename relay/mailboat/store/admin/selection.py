@@ -41,7 +41,6 @@ class Match:
 
     @property
     def narrows(self) -> bool:
-        """True if any field but the outbox is set."""
         return any(value is not None for name, value in asdict(self).items() if name != "outbox")
 
 
@@ -59,7 +58,7 @@ PlacedT = TypeVar("PlacedT", bound=Placed)
 
 
 def matching(statement: LiteralString, number: str, time: str, **parts: sql.Composable) -> sql.Composed:
-    """Insert the conditions of a `Match` into a statement. ``number`` and ``time`` are the columns to compare."""
+    """Insert the conditions of a `Match`, on the columns ``number`` and ``time``, into a statement."""
     condition = sql.SQL(_SQL["matching"]).format(number=sql.Identifier("r", number), time=sql.Identifier("r", time))
     return sql.SQL(statement).format(matching=condition, **parts)
 
@@ -88,9 +87,8 @@ def by_partition(chosen: Sequence[PlacedT], *, at_once: int) -> Iterator[tuple[W
 async def hold_cursor(cursor: AsyncCursor[Row], where: Where) -> bool:
     """Lock the partition's cursor until the transaction ends, which excludes other changes to its parked events.
 
-    Return False if the partition no longer exists. It has no parked events then, and none must be added. If
-    repartitioning deletes the cursor during the wait for its lock, the statement returns no row, although a new
-    cursor replaced it. A second statement finds the new cursor.
+    Return False if the partition no longer exists: no parked event must be added then. If repartitioning replaces the
+    cursor during the wait for its lock, the statement returns no row, and a second one finds the new cursor.
     """
     for _ in range(2):
         await cursor.execute(_SQL["hold_cursor"], where)

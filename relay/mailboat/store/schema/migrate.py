@@ -4,9 +4,9 @@
 or a numbered folder of files that are applied in the order of their names. A run is one transaction under a lock on the
 ledger, so any number of relays may start at once, and a relay that dies during a run leaves nothing behind.
 
-A run first checks without a lock whether steps are pending. If none are, it takes no lock and writes at most missing
-time partitions, so that relays can reconnect while another process migrates or holds the lock. The wait for the lock is
-short and repeated, so that a waiting relay can report the holder and can be stopped.
+A run without pending steps takes no lock and writes at most missing time partitions, so that relays can reconnect while
+another process migrates. The wait for the lock is short and repeated, so that a waiting relay can report the holder and
+can be stopped.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Final
 
 import psycopg
-from psycopg.rows import dict_row, tuple_row
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
 
 from mailboat.errors import DatabaseUnavailable, SchemaMismatch
 from mailboat.store.connection import PostgresConnection, Row
@@ -47,8 +49,6 @@ _STEP = re.compile(r"^(\d{4})_\w+(\.sql)?$")
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One numbered step of the package."""
-
     version: int
     name: str
     script: str
@@ -57,6 +57,10 @@ class Migration:
     def checksum(self) -> str:
         """SHA-256 of the script, independent of git's line-end conversion."""
         return hashlib.sha256(self.script.replace("\r\n", "\n").encode()).hexdigest()
+
+    @property
+    def ledger_row(self) -> dict[str, object]:
+        return {"version": self.version, "name": self.name, "checksum": self.checksum}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,6 @@ class MigrationReport:
 
 @cache
 def known_migrations() -> tuple[Migration, ...]:
-    """Return the steps of this version of Mailboat, in order."""
     folder = resources.files("mailboat.store.schema") / "migrations"
     found = []
     for step in sorted(folder.iterdir(), key=lambda step: step.name):
@@ -113,7 +116,37 @@ def pending(migrations: Sequence[Migration], applied: Iterable[Row]) -> tuple[Mi
     return tuple(left.values())
 
 
-async def migrate(
+def migrate(database: Any, outbox: str = "mailboat.outbox") -> MigrationReport:
+    """Migrate a database to the schema that this version needs, as ``mailboat migrate`` does. Idempotent.
+
+    ``database``: a URL, or a connection of psycopg, SQLAlchemy (or its engine) or Django, whose server and user are
+    used. The migration has a separate connection and transaction, so nothing of the caller is committed.
+    """
+    work = _apply(_conninfo(database), outbox)
+    with ThreadPoolExecutor(1, "mailboat-migrate") as thread:  # the caller may be inside an event loop
+        return thread.submit(asyncio.run, work).result()
+
+
+async def _apply(conninfo: str, outbox: str) -> MigrationReport:
+    async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
+        return await apply_migrations(connection, outbox)
+
+
+def _conninfo(database: Any) -> str:
+    if isinstance(database, str):
+        scheme, separator, rest = database.partition("://")
+        return f"{scheme.partition('+')[0]}{separator}{rest}" if separator else database
+    if isinstance(database, psycopg.Connection | psycopg.AsyncConnection):
+        return make_conninfo(database.info.dsn, password=database.info.password or None)
+    if hasattr(database, "get_connection_params"):  # Django, whose parameters include some of its own
+        known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+        given = database.get_connection_params()
+        return make_conninfo(**{name: value for name, value in given.items() if name in known and value is not None})
+    engine = getattr(database, "engine", database)
+    return _conninfo(engine.url.render_as_string(hide_password=False))
+
+
+async def apply_migrations(
     connection: psycopg.AsyncConnection[Any],
     outbox_table: str,
     *,
@@ -135,14 +168,14 @@ async def migrate(
                 async with (
                     asyncio.timeout(deadline) as timeout,
                     connection.transaction(),
-                    connection.cursor(row_factory=tuple_row) as cursor,
+                    connection.cursor() as cursor,
                 ):
-                    facts = await _facts(connection)
-                    _refuse_encoding(facts["database"], facts["encoding"])
-                    if facts["ledger"] and await _is_made(cursor, outbox_table):
+                    await cursor.execute(_SQL["facts"])
+                    ledger, _ = _checked(await cursor.fetchall())
+                    if ledger and await _is_made(cursor, outbox_table):
                         await cursor.execute(_SQL["ensure_partitions"], {"outbox": outbox_table})
                         return MigrationReport(outbox_table, (), await _missing_roles(cursor))
-                    await _lock(cursor, ledger=facts["ledger"])
+                    await _lock(cursor, ledger=ledger)
                     return await _migrate(cursor, outbox_table, timeout, begins)
             except _Locked:
                 async with asyncio.timeout(deadline):
@@ -195,8 +228,8 @@ async def _lock(cursor: _Cursor, *, ledger: bool) -> None:
 
 
 async def _holder(connection: psycopg.AsyncConnection[Any]) -> str | None:
-    async with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(_SQL["lock_holder"])
+    async with connection.transaction():
+        cursor = await connection.execute(_SQL["lock_holder"])
         row = await cursor.fetchone()
     return None if row is None else "process {}, user {}, application {}".format(*row)
 
@@ -209,7 +242,7 @@ async def _migrate(
         timeout.reschedule(None)
         begins(step.name)
         await cursor.execute(step.script.encode())
-        await cursor.execute(_SQL["record"], {"version": step.version, "name": step.name, "checksum": step.checksum})
+        await cursor.execute(_SQL["record"], step.ledger_row)
     if steps:
         await cursor.execute(_SQL["grant_roles"])
     await cursor.execute(_SQL["create_outbox"], {"outbox": outbox_table})
@@ -233,8 +266,7 @@ async def pending_migrations(link: PostgresConnection) -> tuple[Migration, ...]:
 class MigrationScript:
     """Migrations as scripts for an administrator, for databases with ``manageSchema: false``.
 
-    A script does the same as ``migrate``, in the same order and in one transaction. Scripts for several outboxes are to
-    be run in order: the first one for a database migrates its schema. ``verify`` reports what existing tables lack.
+    Scripts for several outboxes are to be run in order: the first one for a database migrates its schema.
     """
 
     def __init__(self) -> None:
@@ -242,9 +274,8 @@ class MigrationScript:
 
     async def script(self, link: PostgresConnection, outbox: str) -> str:
         """Return the script with all pending changes; empty if there are none."""
-        ((_, ledger, database, encoding, _),) = await link.fetch(_SQL["facts"])
+        ledger, database = _checked(await link.fetch(_SQL["facts"]))
         ((name, exists),) = await link.fetch(_SQL["outbox"], {"outbox": outbox})
-        _refuse_encoding(database, encoding)
         if name != outbox:
             raise SchemaMismatch(f"spec.outbox.table: {name}: {RESERVED}. Choose another name.")
         this_one = (link.server.system_identifier, database)
@@ -254,8 +285,7 @@ class MigrationScript:
         ledger_first = [_SQL["create_ledger"]] if steps and not ledger else []
         parts = []
         for step in steps:
-            applied = {"version": step.version, "name": step.name, "checksum": step.checksum}
-            parts += [f"-- {step.name}\n{step.script.strip()}", literal.mogrify(_SQL["record"], applied)]
+            parts += [f"-- {step.name}\n{step.script.strip()}", literal.mogrify(_SQL["record"], step.ledger_row)]
         if steps:
             parts.append(_SQL["grant_roles"])
         if not exists:
@@ -266,25 +296,23 @@ class MigrationScript:
         return "\n\n".join(part if part.endswith(";") else f"{part};" for part in whole)
 
 
-def _refuse_encoding(database: str, encoding: str) -> None:
-    """Raise `SchemaMismatch` if the encoding is not UTF-8: texts of events could not be read."""
+def _checked(facts: Sequence[Row]) -> tuple[bool, str]:
+    """Return whether the ledger exists, and the database's name. Raise for a database that can't be migrated.
+
+    Texts of events could not be read with another encoding than UTF-8.
+    """
+    ((standby, ledger, database, encoding),) = facts
+    if standby:
+        raise DatabaseUnavailable(
+            f"Database {database} is a standby (in recovery): it can't be migrated, nor read for events."
+            " Connect to the primary (target_session_attrs=primary)."
+        )
     if encoding != "UTF8":
         raise SchemaMismatch(
             f"Database {database}: its encoding is {encoding}, and events are UTF-8. Nothing was changed: make one with"
             " create database ... encoding 'UTF8' template template0, and move the data there."
         )
-
-
-async def _facts(connection: psycopg.AsyncConnection[Any]) -> Mapping[str, Any]:
-    async with connection.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(_SQL["facts"])
-        facts = await cursor.fetchone() or {}
-    if facts["standby"]:
-        raise DatabaseUnavailable(
-            f"Database {facts['database']} is a standby (in recovery): it can't be migrated, nor read for events."
-            " Connect to the primary (target_session_attrs=primary)."
-        )
-    return facts
+    return ledger, database
 
 
 def _sentence(error: psycopg.Error) -> str:

@@ -13,9 +13,8 @@ after any of them; the next relay continues there:
 A bare DROP of a partition would queue for a lock on the outbox behind any reader, and every insert would queue behind
 the DROP.
 
-The server's clock sorts events into partitions, so a partition is dropped only if it has ended by that clock. That
-clock may jump ahead, so the partition must have ended by the caller's clock too (``RetentionClock`` of the
-maintenance).
+The server's clock sorts events into partitions, so a partition is dropped only if it has ended by that clock. It may
+jump ahead, so the partition must have ended by the caller's clock too (``RetentionClock`` of the maintenance).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -46,16 +45,11 @@ Connection = psycopg.AsyncConnection[Any]
 class Supply:
     made: int
     days_ahead: float | None
-    """Days from now that are covered without a gap. A writer without a partition fails: below 7 needs attention.
-
-    None for a plain table, which has no partitions.
-    """
+    """Days from now that are covered without a gap; None for a plain table. A writer without a partition fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimePartition:
-    """One time partition (day) of an outbox."""
-
     name: str
     lower: datetime
     upper: datetime
@@ -125,8 +119,7 @@ async def days_ahead(connection: Connection, outbox: str) -> float | None:
 async def _value(connection: Connection, name: str, **values: object) -> Any:
     """Return the only value of a statement that always returns one row."""
     try:
-        cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
-        await cursor.execute(_SQL[name], values)
+        cursor = await connection.execute(_SQL[name], values)
         row = await cursor.fetchone()
     except psycopg.Error as error:
         raise explain(error) from error
@@ -151,56 +144,47 @@ def beyond(limit: HardLimit | None, partitions: Sequence[TimePartition], now: da
     return frozenset(given_up)
 
 
-async def drop_expired(
-    connection: Connection,
-    layout: TableLayout,
-    older_than: datetime,
-    *,
-    now: datetime,
-    limit: HardLimit | None = None,
-    lock_wait: float = 0.1,
-    detach_wait: float = 5.0,
-    count_up_to: int = 100_000,
-) -> RetentionReport:
-    """Drop partitions that end before ``older_than`` and that every subscription has settled, and those over ``limit``.
-
-    If ``now`` is later than the server's time, the server's time is used: a partition that may still be written to is
-    never dropped.
+@dataclass(slots=True)
+class RetentionSweep:
+    """One attempt to drop partitions that end before ``older_than`` and that every subscription has settled, and those
+    over ``limit``. A partition that may still be written to, by ``now`` or by the server's time, is never dropped.
 
     The connection must be in autocommit mode and outside a transaction. Its user must own the outbox. No wait is longer
-    than the given seconds. Unfinished work is in the report, and the next call retries it.
+    than the given seconds. Unfinished work is in the report, and the next sweep retries it.
     """
-    if not connection.autocommit or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-        raise ValueError("drop_expired needs a connection in autocommit mode and outside of a transaction")
-    found = RetentionReport()
-    try:
-        name = await _registered(connection, layout.table)
-        await _Sweep(
-            connection, name, layout.rows, older_than, now, limit, lock_wait, detach_wait, count_up_to, found
-        ).run()
-    except psycopg.errors.InsufficientPrivilege as error:
-        reason = f"the relay's user is not its owner ({error.diag.message_primary}): grant it the owner's role"
-        found.blocked += (Blocked(layout.table, reason),)
-    except psycopg.Error as error:
-        raise explain(error) from error
-    return found
 
-
-@dataclass(slots=True)
-class _Sweep:
     connection: Connection
-    outbox: str
-    """The name as quoted by Postgres, like the names of partitions."""
-    rows: sql.Composable
+    layout: TableLayout
     older_than: datetime
+    _: KW_ONLY
     now: datetime
-    limit: HardLimit | None
-    lock_wait: float
-    detach_wait: float
-    count_up_to: int
-    found: RetentionReport
+    limit: HardLimit | None = None
+    lock_wait: float = 0.1
+    detach_wait: float = 5.0
+    count_up_to: int = 100_000
+    found: RetentionReport = field(default_factory=RetentionReport)
+    outbox: str = field(init=False)
+    """The name as quoted by Postgres, like the names of partitions and in the rows of subscriptions."""
 
-    async def run(self) -> None:
+    async def run(self) -> RetentionReport:
+        connection, self.outbox = self.connection, self.layout.table
+        if not connection.autocommit or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            raise ValueError("a sweep needs a connection in autocommit mode and outside of a transaction")
+        try:
+            registered = await self._rows("registered", outbox=self.outbox)
+            if not registered:
+                create = f"select mailboat.create_outbox('{self.outbox}');"
+                raise SchemaMismatch(f"There is no outbox {self.outbox}. Make it: {create}")
+            ((self.outbox,),) = registered
+            await self._sweep()
+        except psycopg.errors.InsufficientPrivilege as error:
+            reason = f"the relay's user is not its owner ({error.diag.message_primary}): grant it the owner's role"
+            self._block(self.layout.table, reason)
+        except psycopg.Error as error:
+            raise explain(error) from error
+        return self.found
+
+    async def _sweep(self) -> None:
         partitions = [TimePartition(*row) for row in await self._rows("partitions", outbox=self.outbox, mark=_MARK)]
         for partition in partitions:
             if partition.pending and not await self._finish(partition):
@@ -215,9 +199,8 @@ class _Sweep:
                 continue
             if not await self._decide(partition, regardless=partition.name in given_up):
                 continue
-            if not await self._detach(partition, "detach"):
+            if not await self._remove(partition, "detach"):
                 return
-            await self._drop(partition.name)
 
     async def _decide(self, partition: TimePartition, *, regardless: bool) -> bool:
         """Return True if the partition may be dropped. Checked twice, the second time with writers locked out."""
@@ -256,16 +239,11 @@ class _Sweep:
                 partition.name, "another session's detach of it is unfinished: finish it with ALTER TABLE ... FINALIZE"
             )
             return False
-        if not await self._detach(partition, "finish_detach"):
-            return False
-        await self._drop(partition.name)
-        return True
+        return await self._remove(partition, "finish_detach")
 
-    async def _detach(self, partition: TimePartition, how: str) -> bool:
-        """Detach a partition and return True on success.
-
-        The time-out is on the client: behind a pooler, a time-out set in the session would outlive this call.
-        """
+    async def _remove(self, partition: TimePartition, how: str) -> bool:
+        """Detach and drop a partition. Return False if it could not be detached."""
+        # The time-out is on the client: behind a pooler, a time-out set in the session would outlive this call.
         try:
             async with asyncio.timeout(self.detach_wait):
                 await self._execute(how, partition=partition.name)
@@ -277,6 +255,7 @@ class _Sweep:
         except psycopg.errors.ObjectNotInPrerequisiteState:
             self._block(partition.name, "another relay is detaching it, or another partition")
             return False
+        await self._drop(partition.name)
         return True
 
     async def _drop(self, name: str) -> None:
@@ -300,8 +279,8 @@ class _Sweep:
         self.found.blocked += (Blocked(partition, reason),)
 
     async def _rows(self, name: str, **values: object) -> list[Any]:
-        cursor = self.connection.cursor(row_factory=psycopg.rows.tuple_row)
-        await cursor.execute(sql.SQL(_SQL[name]).format(outbox=sql.SQL(self.outbox), rows=self.rows), values)
+        statement = sql.SQL(_SQL[name]).format(outbox=sql.SQL(self.outbox), rows=self.layout.rows)
+        cursor = await self.connection.execute(statement, values)
         return await cursor.fetchall()
 
     async def _execute(self, name: str, *, partition: str) -> None:
@@ -310,13 +289,3 @@ class _Sweep:
         )
         # A plain cursor: behind a pooler, a session's cursor opens a transaction, in which no detach can run.
         await psycopg.AsyncCursor(self.connection).execute(statement)
-
-
-async def _registered(connection: Connection, outbox: str) -> str:
-    """Return the outbox's name as quoted by Postgres, by which subscriptions refer to it."""
-    cursor = connection.cursor(row_factory=psycopg.rows.tuple_row)
-    await cursor.execute(_SQL["registered"], {"outbox": outbox})
-    row = await cursor.fetchone()
-    if row is None:
-        raise SchemaMismatch(f"There is no outbox {outbox}. Make it: select mailboat.create_outbox('{outbox}');")
-    return str(row[0])

@@ -3,16 +3,21 @@
 Every finding has the SQL that fixes it, to be run by an administrator. This module changes nothing. Defects that only
 cost speed are findings too: on a table without an index on ``xid``, a relay would read the whole table at every poll.
 `PostgresConnection.open` has refused a standby and a server that is too old.
+
+Two rules for the SQL. It changes no column in use: if a column has the wrong type, a new column is derived from it and
+named in ``spec.outbox.columns``. And it never makes events wrong: a column that only writers can fill (payload, type,
+key) is added only if its values follow from another column. Otherwise the remedy is a comment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import dict_row, tuple_row
+from psycopg.rows import dict_row
 
 from mailboat.errors import SchemaMismatch
 from mailboat.store.connection import explain
@@ -20,7 +25,7 @@ from mailboat.store.schema.migrate import RESERVED, known_migrations, pending
 from mailboat.store.schema.time_partitions import days_ahead
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
-from mailboat.store.verify_columns import COLUMNS, Finding, Present, about_columns
+from mailboat_spec.base import yaml_name
 
 _SQL = {**statements("verify"), "applied": statements("schema")["applied"]}
 
@@ -34,40 +39,102 @@ BOOKKEEPING = ("relays", "wakeup_requests", "subscriptions", "cursors", "parked"
 """Tables that a relay writes to."""
 
 
-async def verify_or_refuse(
-    connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
-) -> None:
+_TEXT: Final = ("text", "character varying")
+_AS_TEXT: Final = dict.fromkeys(("integer", "bigint", "smallint", "uuid", "boolean"), "{0}::text")
+"""Types whose text is immutable, so that a generated column can be made of it."""
+_DOCUMENTS: Final = ("jsonb", "json", *_TEXT)
+
+
+class Present(NamedTuple):
+    kind: str
+    default: str
+    """Expression of the default, or of a generated column."""
+    always: bool
+    generated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    what: str
+    where: str
+    sql: str
+    """The SQL that fixes it; a comment if no SQL can."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}\n    {self.sql}"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Permitted types of a column of the outbox, and the clause that adds it to a table with existing events."""
+
+    types: tuple[str, ...]
+    addition: str
+    """Clause for ``alter table``. Placeholders: ``{0}`` is the name, others are Mailboat's names of columns."""
+    derivations: Mapping[str, str] | None = None
+    """Expression that computes the value from ``{0}``, a column of another type, by that type."""
+    always: bool = False
+    """True if the column must not be null."""
+    written: bool = False
+    """Only writers can fill it: an added column without values would make events wrong."""
+
+
+_BYTES: Final = r"replace({0}::text, '\', '\\')::bytea"  # convert_to is not immutable
+COLUMNS: Mapping[str, Column] = {
+    "id": Column(("bigint", "integer"), "add column {0} bigint generated always as identity", always=True),
+    "xid": Column(("xid8",), "add column {0} xid8, alter column {0} set default pg_current_xact_id()"),
+    "created_at": Column(
+        ("timestamp with time zone",),
+        "add column {0} timestamptz not null default now()",
+        {"timestamp without time zone": "{0} at time zone 'UTC'"},
+        always=True,
+    ),
+    "event_id": Column(
+        ("uuid",),
+        "add column {0} uuid not null default gen_random_uuid()",
+        dict.fromkeys(_TEXT, "{0}::uuid"),
+        always=True,
+    ),
+    "event_type": Column(_TEXT, "add column {0} text not null default 'event'", _AS_TEXT, always=True, written=True),
+    "aggregate_type": Column(_TEXT, "add column {0} text", _AS_TEXT),
+    "aggregate_id": Column((*_TEXT, "uuid"), "add column {0} text", _AS_TEXT),
+    "key": Column(_TEXT, "add column {0} text", _AS_TEXT, written=True),
+    "slot": Column(("integer",), "add column {0} integer generated always as (mailboat.key_slot({key}, {id})) stored"),
+    "payload": Column(("bytea",), "add column {0} bytea", dict.fromkeys(_DOCUMENTS, _BYTES), written=True),
+    "content_type": Column(_TEXT, "add column {0} text not null default 'application/json'"),
+    "headers": Column(("jsonb", "json"), "add column {0} jsonb", dict.fromkeys(_TEXT, "{0}::jsonb")),
+    "tags": Column(("text[]", "character varying[]"), "add column {0} text[] not null default '{{}}'"),
+    "traceparent": Column(_TEXT, "add column {0} text"),
+}
+
+
+async def verify_or_refuse(connection: psycopg.AsyncConnection[Any], layout: TableLayout) -> None:
     """Raise `SchemaMismatch` with every finding and its remedy, if there are any."""
-    findings = await verify(connection, outbox_table, columns)
+    findings = await verify(connection, layout)
     if findings:
         count = "one thing is" if len(findings) == 1 else f"{len(findings)} things are"
         about = f"The database is not as Mailboat needs it ({count} missing or different). SQL that fixes it:"
         raise SchemaMismatch("\n".join([about, *map(str, findings)]))
 
 
-async def verify(
-    connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
-) -> list[Finding]:
-    """Return the defects that affect a relay. ``columns`` maps Mailboat's names to the table's, where they differ."""
+async def verify(connection: psycopg.AsyncConnection[Any], layout: TableLayout) -> list[Finding]:
     try:
-        inspection = _Inspection(connection, outbox_table, columns)
+        inspection = _Inspection(connection, layout)
         await inspection.run()
     except psycopg.Error as error:
         raise explain(error) from error
     return inspection.findings
 
 
-async def undeliverable_rows(
-    connection: psycopg.AsyncConnection[Any], outbox_table: str, columns: Mapping[str, str]
-) -> Finding | None:
+async def undeliverable_rows(connection: psycopg.AsyncConnection[Any], layout: TableLayout) -> Finding | None:
     """Return the number of rows without a transaction id, which no relay reads, and the SQL that delivers them.
 
     Such rows were written before the column existed. They are no defect: somebody else may have delivered them.
     """
-    layout, xid = TableLayout(outbox_table, columns), columns.get("xid", "xid")
+    xid = layout.columns.get("xid", "xid")
     statement = sql.SQL(_SQL["without_xid"]).format(outbox=layout.outbox, xid=layout.column("xid"))
     try:
-        cursor = await connection.cursor(row_factory=tuple_row).execute(statement, {"most": MOST_COUNTED})
+        cursor = await connection.execute(statement, {"most": MOST_COUNTED})
         (count,) = await cursor.fetchone() or (0,)
     except psycopg.Error as error:
         raise explain(error) from error
@@ -77,24 +144,25 @@ async def undeliverable_rows(
     return Finding(
         f"{many} no transaction id (written before the column existed) and will never be delivered. If they should be,"
         " this delivers them to every subscription:",
-        outbox_table,
-        f'update {outbox_table} set "{xid}" = pg_current_xact_id() where "{xid}" is null;',
+        layout.table,
+        f'update {layout.table} set "{xid}" = pg_current_xact_id() where "{xid}" is null;',
     )
 
 
 class _Inspection:
-    def __init__(self, connection: psycopg.AsyncConnection[Any], outbox: str, columns: Mapping[str, str]) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection[Any], layout: TableLayout) -> None:
         self._connection = connection
-        self._outbox = outbox
-        self._names = {name: columns.get(name, name) for name in COLUMNS}
+        self._layout = layout
+        self._outbox = layout.table
+        self._names = names = {name: layout.columns.get(name, name) for name in COLUMNS}
+        self._where = {"outbox": layout.table, "tables": list(BOOKKEEPING), "xid": names["xid"], "id": names["id"]}
         self.findings: list[Finding] = []
 
     def _add(self, what: str, where: str, remedy: str) -> None:
         self.findings.append(Finding(what, where, remedy))
 
     async def run(self) -> None:
-        """Inspect the database as far as the findings permit."""
-        server = await self._row("server", tables=list(BOOKKEEPING))
+        server = await self._row("server")
         assert server is not None, "a query without FROM has a row"
         if server["encoding"] != "UTF8":
             self._add(
@@ -105,7 +173,7 @@ class _Inspection:
         if not server["schema"]:
             self._add("there is no schema mailboat", "schema mailboat", _MIGRATE)
             return
-        hidden = [name for (name,) in await self._rows("usable", outbox=self._outbox)]
+        hidden = [name for (name,) in await self._rows("usable")]
         for name in hidden:
             self._add(f"user {server['user']} may not use it", f"schema {name}", _grant(server))
         if hidden:
@@ -113,7 +181,7 @@ class _Inspection:
         await self._about_history(server)
         if server["missing_tables"]:
             return
-        relation = await self._row("relation", outbox=self._outbox, xid=self._names["xid"], id=self._names["id"])
+        relation = await self._row("relation")
         if relation is None:
             self._add("the table does not exist", self._outbox, f"select mailboat.create_outbox('{self._outbox}');")
             return
@@ -127,11 +195,11 @@ class _Inspection:
 
     async def _about_rights(self, server: Mapping[str, Any]) -> None:
         user = f"user {server['user']}"
-        roles = await self._rows("relay_role", outbox=self._outbox)
+        roles = await self._rows("relay_role")
         role = roles[0][0] if roles and roles[0][1] else None
         if role and not roles[0][2]:
             self._add(f"{user} lacks role {role}, which relays of this outbox need", user, _grant(server, role=role))
-        for (right,) in await self._rows("rights", outbox=self._outbox, tables=list(BOOKKEEPING)):
+        for (right,) in await self._rows("rights"):
             self._add(f"{user} lacks {right}", user, _grant(server, right, role=role))
 
     async def _about_history(self, server: Mapping[str, Any]) -> None:
@@ -156,14 +224,13 @@ class _Inspection:
 
     async def _about_table(self, relation: Mapping[str, Any]) -> None:
         name = relation["name"]
-        present = {column: Present(*facts) for column, *facts in await self._rows("columns", outbox=self._outbox)}
-        self.findings += about_columns(name, self._names, present)
+        present = {column: Present(*facts) for column, *facts in await self._rows("columns")}
+        self.findings += _about_columns(name, self._names, present)
         xid, position = self._names["xid"], self._names["id"]
-        if not relation["xid_index"] and xid in present:
-            self._add("no index begins with it", f"{name}.{xid}", f'create index on {name} ("{xid}");')
-        if not relation["id_index"] and position in present:
-            self._add("no index begins with it", f"{name}.{position}", f'create index on {name} ("{position}");')
-        elif position in present and await self._has_lost_ids(position):
+        for column, indexed in ((xid, relation["xid_index"]), (position, relation["id_index"])):
+            if column in present and not indexed:
+                self._add("no index begins with it", f"{name}.{column}", f'create index on {name} ("{column}");')
+        if position in present and relation["id_index"] and await self._has_lost_ids():
             self._add(
                 "there are events with a position of 0 or less, which are never delivered",
                 f"{name}.{position}",
@@ -195,7 +262,7 @@ class _Inspection:
                 f"create trigger mailboat_notify after insert on {name} for each statement"
                 f" execute function mailboat.notify_on_insert('{name}');",
             )
-        ((registered,),) = await self._rows("registered", outbox=self._outbox)
+        ((registered,),) = await self._rows("registered")
         if not registered:
             self._add(
                 "it is not registered as an outbox", name, f"insert into mailboat.outboxes (name) values ('{name}');"
@@ -209,8 +276,8 @@ class _Inspection:
                     f"select mailboat.ensure_partitions('{name}');",
                 )
 
-    async def _has_lost_ids(self, position: str) -> bool:
-        names = {"outbox": TableLayout(self._outbox).outbox, "id": sql.Identifier(position)}
+    async def _has_lost_ids(self) -> bool:
+        names = {"outbox": self._layout.outbox, "id": self._layout.column("id")}
         try:
             async with self._connection.transaction():
                 cursor = await self._connection.execute(sql.SQL(_SQL["lost_ids"]).format(**names))
@@ -218,14 +285,13 @@ class _Inspection:
             return False
         return await cursor.fetchone() == (True,)
 
-    async def _row(self, name: str, **values: object) -> Mapping[str, Any] | None:
+    async def _row(self, name: str) -> Mapping[str, Any] | None:
         cursor = self._connection.cursor(row_factory=dict_row)
-        await cursor.execute(_SQL[name], values)
+        await cursor.execute(_SQL[name], self._where)
         return await cursor.fetchone()
 
-    async def _rows(self, name: str, **values: object) -> list[tuple[Any, ...]]:
-        cursor = self._connection.cursor(row_factory=tuple_row)
-        await cursor.execute(_SQL[name], values)
+    async def _rows(self, name: str) -> list[tuple[Any, ...]]:
+        cursor = await self._connection.execute(_SQL[name], self._where)
         return await cursor.fetchall()
 
 
@@ -238,3 +304,78 @@ def _grant(server: Mapping[str, Any], right: str = "usage on schema mailboat", *
     if role is None and server["role"]:
         role = "mailboat_relay"
     return f"grant {role or right} to {user};"
+
+
+def _about_columns(table: str, names: Mapping[str, str], present: Mapping[str, Present]) -> Iterator[Finding]:
+    """Yield the defects of the columns. ``names`` maps Mailboat's names to the table's."""
+    for name, column in COLUMNS.items():
+        column_name = names[name]
+        where = f"{table}.{column_name}"
+        if column_name not in present:
+            yield Finding("the column does not exist", where, _addition(table, name, names, present))
+            continue
+        found = present[column_name]
+        alter = f'alter table {table} alter column "{column_name}"'
+        if found.kind not in column.types:
+            what = f"the column is {found.kind}, and must be {' or '.join(column.types)}"
+            yield Finding(what, where, _replacement(table, name, names, present))
+        elif column.always and not found.always:
+            yield Finding("it may be null, and no event can be without it", where, f"{alter} set not null;")
+        elif name == "xid" and "pg_current_xact_id()" not in found.default:
+            yield Finding(
+                "its default must be the transaction's id", where, f"{alter} set default pg_current_xact_id();"
+            )
+
+
+def _addition(table: str, name: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
+    """Return the SQL that adds a missing column, derived from the table's column of Mailboat's name if there is one."""
+    column, column_name = COLUMNS[name], names[name]
+    if (expression := _derived(column, name, present)) is not None:
+        return _generated(table, column_name, column, expression)
+    statement = f"alter table {table} {_clause(name, column_name, names, present)};"
+    if not column.written:
+        return statement
+    field = f"spec.outbox.columns.{yaml_name(name)}"
+    return f"-- name the column that has it in {field}; if writers are going to fill a new one: {statement}"
+
+
+def _replacement(table: str, name: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
+    """Return the SQL that adds a column beside one of the wrong type, which stays as it is."""
+    column, column_name, new = COLUMNS[name], names[name], f"mailboat_{name}"
+    use = f"  -- and set spec.outbox.columns.{yaml_name(name)}: {new}"
+    if (expression := _derived(column, column_name, present)) is not None:
+        return _generated(table, new, column, expression) + use
+    if column.written:
+        return (
+            f'-- add a column of type {column.types[0]} that writers fill, such as "{new}",{use.removeprefix("  --")}'
+        )
+    return f"alter table {table} {_clause(name, new, names, present)};{use}"
+
+
+def _clause(name: str, new: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
+    """Return the clause that adds a column. It refers to columns of the right types, even to added ones."""
+    return COLUMNS[name].addition.format(
+        f'"{new}"', **{other: _operand(other, names, present) for other in ("key", "id")}
+    )
+
+
+def _operand(name: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
+    """Return an expression for the value of a column: a generated column must not refer to another one."""
+    column_name = names[name]
+    found = present.get(column_name)
+    if found is None or found.kind in COLUMNS[name].types:
+        return found.default if found is not None and found.generated else f'"{column_name}"'
+    return _derived(COLUMNS[name], column_name, present) or f'"mailboat_{name}"'
+
+
+def _derived(column: Column, source: str, present: Mapping[str, Present]) -> str | None:
+    """Return the expression that makes the value of ``column`` from an existing column; None if there is none."""
+    found = present.get(source)
+    pattern = (column.derivations or {}).get(found.kind) if found is not None else None
+    return None if pattern is None else pattern.format(f'"{source}"')
+
+
+def _generated(table: str, name: str, column: Column, expression: str) -> str:
+    kind = "timestamptz" if column.types[0] == "timestamp with time zone" else column.types[0]
+    always = " not null" if column.always else ""
+    return f'alter table {table} add column "{name}" {kind}{always} generated always as ({expression}) stored;'

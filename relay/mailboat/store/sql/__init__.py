@@ -1,9 +1,7 @@
 """Loader of the SQL statements in ``mailboat/store/sql/*.sql``. Python code holds only session settings and fragments.
 
-A file holds named statements, each introduced by ``-- name: <name>`` and a line of purpose. ``{braces}`` are filled
-by `psycopg.sql` with identifiers and predicates; ``%(names)s`` are parameters.
-
-Lines of comment stay in the file: psycopg parses a statement of more than 4,096 bytes again for every execution.
+``-- name: <name>`` begins a statement. ``{braces}`` are filled by `psycopg.sql`; ``%(names)s`` are parameters. Lines of
+comment are not sent: psycopg parses a statement of more than 4,096 bytes again for every execution.
 """
 
 from __future__ import annotations

@@ -27,11 +27,6 @@ select distinct address from mailboat.relays
 where outbox = %(outbox)s and expires_at > clock_timestamp() and address <> ''
 order by address
 
--- name: planner
--- Planner settings for the bounded probes, the same as in relays. No bitmap scans: a bitmap is built completely before the first
--- row is returned and a limit can end the scan.
-select set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)
-
 -- name: serving
 -- Live relays that serve a subscription.
 select r.id

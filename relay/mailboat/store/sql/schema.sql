@@ -38,8 +38,7 @@ select pg_is_in_recovery() as standby,
        exists (select from pg_class c join pg_namespace n on n.oid = c.relnamespace
                where n.nspname = 'mailboat' and c.relname = 'migrations') as ledger,
        current_database() as database,
-       current_setting('server_encoding') as encoding,
-       current_user as "user"
+       current_setting('server_encoding') as encoding
 
 -- name: outbox
 -- The canonical name of the outbox, and whether a table of that name exists, regardless of its owner.

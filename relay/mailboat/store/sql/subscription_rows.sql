@@ -129,9 +129,11 @@ join mailboat.subscriptions as s on s.id = c.subscription_id
 where s.id = any (%(numbers)s)
   and (c.system_identifier <> %(system_identifier)s or c.database_oid <> mailboat.database_oid())
 
--- name: probe_at_most
--- Limit the statements of this transaction. If a probe waits for a lock or reads for too long, the server cancels it too.
-select set_config('statement_timeout', %(timeout)s, true)
+-- name: probe_settings
+-- Settings of a probe's transaction. If a probe waits for a lock or reads for too long, the server cancels it too. No bitmap scans:
+-- a bitmap is built completely before the first row is returned and a limit can end the scan.
+select set_config('statement_timeout', %(timeout)s, true), set_config('jit', 'off', true),
+       set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)
 
 -- name: backlog
 -- Count matching unsettled events by partition, up to a bound: the same two arms as the tail, from the oldest cursor on.
