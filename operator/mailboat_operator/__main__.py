@@ -15,9 +15,10 @@ from typing import Any, Final, NoReturn
 import click
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
+from mailboat_operator.http_server import ListenFailed
 from mailboat_operator.kube.client import NoCluster
 from mailboat_operator.leader_election import LeadershipLost
-from mailboat_operator.process import StartFailed, run_process
+from mailboat_operator.process import Operator
 from mailboat_operator.settings import SettingsError, all_settings, read_settings
 from mailboat_spec import structured_logs
 from mailboat_spec.redaction import redact
@@ -70,10 +71,10 @@ def run(**given: Any) -> None:
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     try:
-        asyncio.run(run_process(settings, registry))
+        asyncio.run(Operator(settings, registry).run())
     except NoCluster as error:
         _fail(str(error), NO_CLUSTER)
-    except StartFailed as error:
+    except ListenFailed as error:
         _fail(str(error), 1)
     except LeadershipLost as error:
         log.error("Lost leader election lease, restarting", extra={"reason": str(error)})
