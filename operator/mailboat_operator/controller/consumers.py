@@ -6,8 +6,7 @@ The consumers run in pods of the application (``runtime: InProcess``), which car
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -75,7 +74,6 @@ class Consumers:
     metrics: Metrics
     timeouts: PollTimeouts
     interval: float
-    wall_clock: Callable[[], float] = time.time
     _polls: dict[Key, PodPoll[ConsumerReport]] = field(default_factory=dict, init=False)
     _dead: dict[str, RestartTotal] = field(default_factory=dict, init=False)
     """Dead letters, by uid of the subscription."""
@@ -98,8 +96,7 @@ class Consumers:
         counts = {uid: report.dead for uid, report in reports if report is not None}
         total = self._dead.setdefault(metadata["uid"], RestartTotal((found.get("status") or {}).get("dead", 0)))
         dead = total.count(counts, {pod.uid: pod.created for pod in pods})
-        now = datetime.fromtimestamp(self.wall_clock(), UTC)
-        status = consumer_status(found, parsed.subscription, parsed.problem, answers, dead, now)
+        status = consumer_status(found, parsed.subscription, parsed.problem, answers, dead, datetime.now(UTC))
         self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
         await self.status_writer.write_status(SUBSCRIPTION, found, status)
         return self.interval if pods else None

@@ -242,7 +242,7 @@ class Controller:
                 scope.unlisted.discard(kind)
 
     def _queue_all(self, scope: _WatchScope) -> int:
-        keys = [key for key in (*self.cache.relays(), *self.cache.referenced_by_pods()) if scope.has(key[0])]
+        keys = [key for key in self.cache.all_keys() if scope.has(key[0])]
         for key in keys:
             self._key_changed(key)
         return len(keys)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -86,7 +86,6 @@ class Reconciler:
     signer: Signer
     image: RelayImage
     interval: float
-    wall_clock: Callable[[], float] = time.time
     _failures: dict[Key, int] = field(default_factory=dict, init=False)
     _parsers: dict[Key, SubscriptionParser] = field(default_factory=dict, init=False)
 
@@ -185,8 +184,7 @@ class Reconciler:
 
     def _next_configuration(self, observed: Observation, relay: OutboxRelay) -> tuple[Configuration, str]:
         """Return the desired configuration, and why it can't be stored (empty if it can). Takes a while if large."""
-        now_ms = int(self.wall_clock() * 1000)
-        made = next_configuration(relay, observed.items, observed.configuration, now_ms, observed.version_in_use)
+        made = next_configuration(relay, observed.items, observed.configuration, _now_ms(), observed.version_in_use)
         return made, too_large(made, relay.metadata.name)
 
     async def _push(self, observed: Observation, configuration: Configuration) -> bool:
@@ -239,7 +237,7 @@ class Reconciler:
             if pod.lacks_sidecar:
                 regarding = {"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}}
                 await self.status_writer.write_events(POD, regarding, [no_such_relay])
-        now = datetime.fromtimestamp(self.wall_clock(), UTC)
+        now = datetime.now(UTC)
         for found in self.cache.subscriptions_of(key):
             facts = SubscriptionFacts(
                 name=f"{key[0]}/{found['metadata']['name']}",
@@ -259,10 +257,14 @@ class Reconciler:
         orphaned = live is not None and owner_of(live, key[1], "") is not Owner.PREDECESSOR
         before = self.relays.pushed_config(key) or await asyncio.to_thread(configuration_in, live)
         if pods and before is not None and not orphaned:
-            paused = await asyncio.to_thread(all_paused, before, int(self.wall_clock() * 1000))
+            paused = await asyncio.to_thread(all_paused, before, _now_ms())
             answers = await self.relays.poll(key, pods, {})
             pushed = await self.relays.push_config(key, pods, answers, paused)
             behind = pushed.behind or any(answer.report is None for answer in answers)
             return self.interval if behind else None  # the pushed configuration is kept while these pods exist
         self.relays.forget(key)
         return None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

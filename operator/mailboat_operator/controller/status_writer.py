@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -61,8 +61,6 @@ class StatusWriter:
     metrics: Metrics
     instance: str
     """Reporting instance of Kubernetes events."""
-    clock: Callable[[], float] = time.monotonic
-    wall_clock: Callable[[], float] = time.time
     _written: dict[str, float] = field(default_factory=dict, init=False)
     """Time of the last status write, by uid."""
     _sent: dict[tuple[str, EventNote], float] = field(default_factory=dict, init=False)
@@ -70,7 +68,7 @@ class StatusWriter:
 
     async def write(self, observed: Observation, blocker: Blocker | None, version: int) -> None:
         """Write the statuses of all subscriptions, then that of the relay. Raises ``KubeError``."""
-        now = datetime.fromtimestamp(self.wall_clock(), UTC)
+        now = datetime.now(UTC)
         delayed: KubeError | None = None
         unreached = blocker is not None and blocker.reason in _BEFORE_RELAYS
         behind = unreached or observed.is_behind(version)
@@ -142,7 +140,7 @@ class StatusWriter:
         ready = any(each["type"] == ConditionType.READY and each["status"] == "True" for each in status["conditions"])
         self.metrics.ready.labels(kind.plural, metadata["namespace"], metadata["name"]).set(ready)
         before = found.get("status") or {}
-        due = self.clock() - self._written.get(metadata["uid"], float("-inf")) >= _COUNTERS_EVERY
+        due = time.monotonic() - self._written.get(metadata["uid"], float("-inf")) >= _COUNTERS_EVERY
         patch = status_patch(before, status, allow_counters_only=due)
         if patch is None:
             return
@@ -151,7 +149,7 @@ class StatusWriter:
         except NotFound:
             self.cache.remove_not_found(kind, found)  # deleted, but the deletion event has not arrived yet
             return
-        self._written[metadata["uid"]] = self.clock()
+        self._written[metadata["uid"]] = time.monotonic()
         self.metrics.status_patches.labels(kind.plural).inc()
         self.cache.store(kind, written)
         await self.write_events(kind, found, condition_events(before.get("conditions") or (), status["conditions"]))
@@ -160,7 +158,7 @@ class StatusWriter:
         """Write events on the resource. Best effort: a failed write is logged and does not affect anything else."""
         for item in items:
             mark = (found["metadata"]["uid"], item)
-            now = self.clock()
+            now = time.monotonic()
             if now - self._sent.get(mark, float("-inf")) < _REPEAT_EVENT_AFTER:
                 continue
             self._sent = {each: at for each, at in self._sent.items() if now - at < _REPEAT_EVENT_AFTER}
