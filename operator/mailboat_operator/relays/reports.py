@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Generic, TypeVar
 
 from mailboat_operator.relays.pods import PolledPod
@@ -105,18 +105,13 @@ def config_version(answer: Answer) -> int:
 def bounded(status: ProcessStatus, relay: str, partitions: Partitions) -> ProcessStatus:
     """Return the part of the status about this relay and its known subscriptions."""
     found = status.relay(relay)
-    relays = () if found is None else (_bounded_relay(found, partitions),)
-    return ProcessStatus(relays, _cut(status.config, "error"))
-
-
-def _bounded_relay(status: RelayStatus, partitions: Partitions) -> RelayStatus:
-    named = {each.name: each for each in status.subscriptions if each.name in partitions}
+    if found is None:
+        return ProcessStatus(config=_cut(status.config))
+    named = {each.name: each for each in found.subscriptions if each.name in partitions}
     kept = tuple(_bounded_subscription(each, partitions[each.name]) for each in named.values())
-    cut = _cut(
-        status, "relay", "state", "message", "reason", "database", "missing_roles", "retention_blocked", "old_snapshot"
-    )
-    silent = tuple(name for name in status.silent if len(name) <= _LONGEST_NAME)[:_MOST_SILENT]
-    return replace(cut, subscriptions=kept, silent=silent, peers=(), outbox="")
+    silent = tuple(name for name in found.silent if len(name) <= _LONGEST_NAME)[:_MOST_SILENT]
+    cut = replace(_cut(found), subscriptions=kept, silent=silent, peers=(), outbox="")
+    return ProcessStatus((cut,), _cut(status.config))
 
 
 def _bounded_subscription(status: SubscriptionStatus, count: int) -> SubscriptionStatus:
@@ -129,15 +124,14 @@ def _bounded_subscription(status: SubscriptionStatus, count: int) -> Subscriptio
         for number, owner in status.owners.items()
         if 0 <= number < count and len(owner or "") <= _LONGEST_NAME
     }
-    cut = _cut(status, "sink", "state", "last_error", "reason")
-    return replace(cut, owned=owned, orphans=orphans, owners=owners)
+    return replace(_cut(status), owned=owned, orphans=orphans, owners=owners)
 
 
-def _cut(status: Reported, *fields: str) -> Reported:
-    long: dict[str, Any] = {
-        field: text[:_LONGEST_TEXT] for field in fields if len(text := getattr(status, field) or "") > _LONGEST_TEXT
-    }
-    return replace(status, **long) if long else status
+def _cut(status: Reported) -> Reported:
+    """Return the report with every text cut to the maximum length."""
+    texts = {each.name: getattr(status, each.name) for each in fields(status)}
+    cut: dict[str, Any] = {name: text[:_LONGEST_TEXT] for name, text in texts.items() if isinstance(text, str)}
+    return replace(status, **cut)
 
 
 @dataclass(frozen=True, slots=True)

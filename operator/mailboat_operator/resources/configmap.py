@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from mailboat_operator.resources.ownership import child_metadata
-from mailboat_operator.resources.pod import KEYS_KEY, RESOURCES_KEY, child_name
+from mailboat_operator.resources.pod import KEYS_KEY, RESOURCES_KEY, child_name, mapping
 from mailboat_spec import EventSubscription, OutboxRelay, Resource, State
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION, SUBSCRIPTION_KIND
 from mailboat_spec.wire_format import LARGEST_TEXT, is_packed, pack, unpack
@@ -166,7 +166,7 @@ def _text_in(config_map: Mapping[str, Any]) -> str | None:
 def last_valid_form(configuration: Configuration | None, uid: str) -> dict[str, Any] | None:
     """Return a subscription as relays have it, for the case that its resource became invalid."""
     for document in _subscriptions_with(configuration, "uid", uid):
-        if _metadata(document).get("uid") == uid:
+        if mapping(document.get("metadata")).get("uid") == uid:
             return document
     return None
 
@@ -177,13 +177,8 @@ def contains_name(configuration: Configuration | None, namespace: str, name: str
 
 
 def is_named(document: Mapping[str, Any], namespace: str, name: str) -> bool:
-    metadata = _metadata(document)
+    metadata = mapping(document.get("metadata"))
     return (metadata.get("namespace"), metadata.get("name")) == (namespace, name)
-
-
-def _metadata(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    metadata = document.get("metadata")
-    return metadata if isinstance(metadata, Mapping) else {}
 
 
 def _subscriptions_with(configuration: Configuration | None, field: str, value: str) -> Iterator[dict[str, Any]]:

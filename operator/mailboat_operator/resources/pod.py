@@ -124,26 +124,26 @@ def sink_secrets(subscription: EventSubscription) -> tuple[str, ...]:
 
 def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the Secrets in a sink's ``*SecretRef`` fields, also if the rest is not validated yet."""
-    spec = subscription.get("spec")
-    sink = spec.get("sink") if isinstance(spec, Mapping) else None
-    chosen = [each for each in sink.values() if isinstance(each, Mapping)] if isinstance(sink, Mapping) else []
-    references = [value for each in chosen for field, value in each.items() if str(field).endswith("SecretRef")]
-    names = [each.get("name") for each in references if isinstance(each, Mapping)]
+    chosen = mapping(mapping(subscription.get("spec")).get("sink")).values()
+    fields = [each for sink in chosen for each in mapping(sink).items()]
+    names = [mapping(value).get("name") for field, value in fields if str(field).endswith("SecretRef")]
     return tuple(sorted({name for name in names if isinstance(name, str)}))
 
 
 def has_source(subscription: Mapping[str, Any]) -> bool:
     """Return whether a subscription reads a broker, also if the rest is not validated yet."""
-    spec = subscription.get("spec")
-    return isinstance(spec, Mapping) and spec.get("source") is not None and relay_of(subscription) is None
+    return mapping(subscription.get("spec")).get("source") is not None and relay_of(subscription) is None
 
 
 def relay_of(subscription: Mapping[str, Any]) -> str | None:
     """Return the name of a subscription's relay, also if the rest is not validated yet."""
-    spec = subscription.get("spec")
-    reference = spec.get("relayRef") if isinstance(spec, Mapping) else None
-    name = reference.get("name") if isinstance(reference, Mapping) else None
+    name = mapping(mapping(subscription.get("spec")).get("relayRef")).get("name")
     return name if isinstance(name, str) else None
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return the value if it is an object, else an empty one, for resources that are not validated yet."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def secret_volume(secret: str) -> str:
@@ -241,11 +241,9 @@ def _optional(variable: dict[str, Any]) -> dict[str, Any]:
 
 def _resources(template: PodTemplate) -> dict[str, dict[str, str]]:
     """Return resources. If the template sets requests or limits, neither default is used."""
-    given = template.resources
-    if given.requests or given.limits:
-        chosen = {"requests": dict(given.requests), "limits": dict(given.limits)}
-        return {kind: values for kind, values in chosen.items() if values}
-    return {"requests": dict(_DEFAULT_REQUESTS), "limits": dict(_DEFAULT_LIMITS)}
+    chosen = {"requests": dict(template.resources.requests), "limits": dict(template.resources.limits)}
+    given = {kind: values for kind, values in chosen.items() if values}
+    return given or {"requests": dict(_DEFAULT_REQUESTS), "limits": dict(_DEFAULT_LIMITS)}
 
 
 def _probe(path: str) -> dict[str, Any]:
