@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 
 from mailboat.runtime.config_source import ConfigSource
 from mailboat.runtime.manifest_files import load
-from mailboat_operator.controller import observation
 from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.children import ApplyResult, ChildApplier, DeletionPending, NameTaken
 from mailboat_operator.controller.reconcile import Reconciler
@@ -37,6 +36,7 @@ from mailboat_operator.kube.client import (
     Throttled,
 )
 from mailboat_operator.metrics import Metrics
+from mailboat_operator.relays import observation
 from mailboat_operator.relays.assignment import Work
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import relay_pod

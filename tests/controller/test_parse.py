@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mailboat_operator.controller.observation import SubscriptionParser, find_last_valid_form
+from mailboat_operator.relays.observation import SubscriptionParser, find_last_valid_form
 from mailboat_operator.relays.reports import Answer
 from mailboat_operator.resources.configmap import Configuration, item, next_configuration
 from mailboat_spec import EventSubscription, OutboxRelay

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.observation import parse_subscription
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import SUBSCRIPTION, Key
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
+from mailboat_operator.relays.observation import parse_subscription
 from mailboat_operator.relays.reports import PodPoll, PollTimeouts
 from mailboat_operator.status.consumer import consumer_status
 from mailboat_spec.consumer_report import ConsumerReport

@@ -17,14 +17,6 @@ from typing import Final
 
 from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.children import ChildApplier, forbidden_blocker
-from mailboat_operator.controller.observation import (
-    Observation,
-    ObservedSubscription,
-    SubscriptionParser,
-    find_last_valid_form,
-    parse_relay,
-    parse_subscription,
-)
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import (
     CONFIG_MAP,
@@ -37,6 +29,14 @@ from mailboat_operator.kube.client import (
     KubeError,
     Object,
     Throttled,
+)
+from mailboat_operator.relays.observation import (
+    Observation,
+    ObservedSubscription,
+    SubscriptionParser,
+    find_last_valid_form,
+    parse_relay,
+    parse_subscription,
 )
 from mailboat_operator.relays.reports import Answer, partitions_of
 from mailboat_operator.relays.signing_keys import Signer

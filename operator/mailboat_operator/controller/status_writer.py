@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.observation import Observation, ObservedSubscription
 from mailboat_operator.kube.client import (
     DEPLOYMENT,
     EVENT,
@@ -31,10 +30,10 @@ from mailboat_operator.kube.client import (
     Throttled,
 )
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.resources import replica_failure, rollout_failure
+from mailboat_operator.relays.observation import Observation, ObservedSubscription
 from mailboat_operator.resources.pod import sink_secrets
 from mailboat_operator.status.conditions import Blocker, EventNote, condition_events, overdue
-from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
+from mailboat_operator.status.relay import database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
 from mailboat_spec import FIELD_MANAGER, ConditionType, Reason
 
@@ -86,28 +85,12 @@ class StatusWriter:
             raise delayed
 
     async def _write_relay(self, observed: Observation, blocker: Blocker | None, now: datetime) -> None:
-        deployment = self.cache.child(DEPLOYMENT, observed.key)
-        secrets = observed.secrets
-        facts = RelayFacts(
-            name=observed.name,
-            generation=observed.found["metadata"].get("generation", 0),
-            before=observed.found.get("status") or {},
-            relay=observed.relay,
-            problem=observed.problem,
-            blocker=blocker,
-            uncreated=replica_failure(deployment),
-            halted=rollout_failure(deployment),
-            pods=observed.pods,
-            answers=observed.running_answers,
-            subscriptions=len(observed.subscriptions),
-            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.mounts(each) for each in secrets)],
-            selector=observed.selector,
-        )
         self.metrics.without_sidecar.labels(*observed.key).set(sum(pod.lacks_sidecar for pod in observed.pods))
-        status = relay_status(facts, now)
-        await self.write_status(RELAY, observed.found, status)
-        await self.write_events(RELAY, observed.found, overdue(status["conditions"], now))
-        await self.write_events(RELAY, observed.found, database_changed(facts.before, status))
+        found = observed.found
+        status = relay_status(observed, blocker, self.cache.child(DEPLOYMENT, observed.key), now)
+        await self.write_status(RELAY, found, status)
+        await self.write_events(RELAY, found, overdue(status["conditions"], now))
+        await self.write_events(RELAY, found, database_changed(found.get("status") or {}, status))
 
     async def _write_subscription(
         self, observed: Observation, each: ObservedSubscription, now: datetime, *, behind: bool
@@ -119,7 +102,6 @@ class StatusWriter:
         generation = metadata.get("generation", 0)
         if behind and not each.problem:
             generation = before.get("observedGeneration", generation)
-        needed = sink_secrets(each.subscription) if each.subscription is not None else ()
         facts = SubscriptionFacts(
             name=f"{metadata['namespace']}/{metadata['name']}",
             generation=generation,
@@ -128,7 +110,7 @@ class StatusWriter:
             relay=observed.name,
             problem=each.problem,
             answers=observed.running_answers,
-            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.mounts(name) for name in needed)],
+            lacking=observed.lacking(sink_secrets(each.subscription) if each.subscription is not None else ()),
         )
         status = subscription_status(facts, now)
         self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", math.nan))

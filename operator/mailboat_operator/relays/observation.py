@@ -7,7 +7,7 @@ became invalid, relays keep its last valid form. Parsing thousands of subscripti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from mailboat_operator.kube.client import Key, Object
@@ -15,20 +15,8 @@ from mailboat_operator.relays.assignment import Work
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, config_version, relay_reports
 from mailboat_operator.resources import selector_labels
-from mailboat_operator.resources.configmap import (
-    Configuration,
-    Item,
-    contains_name,
-    is_named,
-    item,
-    last_valid_form,
-)
-from mailboat_operator.resources.pod import (
-    child_name,
-    database_secrets,
-    secrets_in,
-    sink_secrets,
-)
+from mailboat_operator.resources.configmap import Configuration, Item, contains_name, is_named, item, last_valid_form
+from mailboat_operator.resources.pod import child_name, database_secrets, secrets_in, sink_secrets
 from mailboat_spec import EventSubscription, OutboxRelay, Runtime, SpecError
 from mailboat_spec.documents import read_document
 from mailboat_spec.names import RELAY_LABEL
@@ -99,6 +87,10 @@ class Observation:
             return []
         found = [each.subscription for each in self.subscriptions if each.subscription is not None]
         return [_work(self.relay, each) for each in found if each.spec.sink.pull is None]
+
+    def lacking(self, secrets: Collection[str]) -> list[RelayPod]:
+        """Return the running pods that do not mount one of these Secrets."""
+        return [pod for pod in self.pods if pod.alive and not all(pod.mounts(each) for each in secrets)]
 
     @property
     def running_answers(self) -> list[Answer]:
