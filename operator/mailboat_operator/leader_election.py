@@ -81,14 +81,7 @@ def observe(lease: Object, before: ObservedLease | None, now: float, default_dur
 class Election:
     """One candidate. ``acquire``, then ``hold`` while working, then ``release``."""
 
-    def __init__(
-        self,
-        kube: Kube,
-        namespace: str,
-        name: str,
-        identity: str,
-        timing: Timing,
-    ) -> None:
+    def __init__(self, kube: Kube, namespace: str, name: str, identity: str, timing: Timing) -> None:
         self.identity = identity
         self._kube = kube
         self._namespace = namespace
@@ -140,10 +133,9 @@ class Election:
                 self._log_error(error)
                 if time.monotonic() >= until:
                     self._held = None
-                    raise LeadershipLost(
-                        f"the Lease {self._lease} could not be renewed for {self._timing.renew_within:g} s: "
-                        f"{error or 'no answer'}"
-                    ) from error
+                    within, reason = self._timing.renew_within, error or "no answer"
+                    lost = f"the Lease {self._lease} could not be renewed for {within:g} s: {reason}"
+                    raise LeadershipLost(lost) from error
 
     async def release(self) -> None:
         """Release the Lease, if it is held, so that the next leader need not wait. Never fails."""

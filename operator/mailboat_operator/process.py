@@ -1,7 +1,4 @@
-"""Life cycle of one operator process: the order of start and shutdown.
-
-    every replica   health, webhook, its certificate
-    the leader      also: certificates and signing keys in their Secrets, and the core that reconciles
+"""Order of start and shutdown of one operator process, whose states are in the docstring of ``mailboat_operator``.
 
 - SIGTERM: the replica becomes unready, the core ends, and the Lease is released. The webhook answers for
   ``shutdown_delay`` longer, until the API server has stopped calling it. Then everything closes. Exit code 0.

@@ -24,7 +24,7 @@ from mailboat_spec.consumer_report import ConsumerReport
 @dataclass(slots=True)
 class _Pod:
     created: str
-    """Creation time of its pod, as Kubernetes writes it."""
+    """Creation time, as Kubernetes writes it."""
     count: int | None
     """Count in the last answer; None if it is unknown how much of it is already in the total."""
 
@@ -88,15 +88,15 @@ class Consumers:
         (found,) = subscriptions
         parsed = parse_subscription(found)
         metadata = found["metadata"]
-        name = f"{metadata['namespace']}/{metadata['name']}"
+        namespace, name = metadata["namespace"], metadata["name"]
         pods = [pod for pod in self.cache.consumer_pods_of(key) if pod.alive]
         poll = self._polls.setdefault(key, PodPoll(self.timeouts, "pods"))
-        answers = await poll.poll(pods, lambda pod: self.client.consumer_status(pod, name))
+        answers = await poll.poll(pods, lambda pod: self.client.consumer_status(pod, f"{namespace}/{name}"))
         reports = ((pod.uid, answer.report) for pod, answer in zip(pods, answers, strict=True))
         counts = {uid: report.dead for uid, report in reports if report is not None}
         total = self._dead.setdefault(metadata["uid"], RestartTotal((found.get("status") or {}).get("dead", 0)))
         dead = total.count(counts, {pod.uid: pod.created for pod in pods})
         status = consumer_status(found, parsed.subscription, parsed.problem, answers, dead, datetime.now(UTC))
-        self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
+        self.metrics.lag.labels(namespace, name).set(status.get("lag", 0))
         await self.status_writer.write_status(SUBSCRIPTION, found, status)
         return self.interval if pods else None

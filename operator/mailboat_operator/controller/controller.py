@@ -1,7 +1,5 @@
 """The controller: kopf's events fill the cache, changes fill the work queue, workers reconcile one key after the other.
 
-    kopf feed -> ResourceCache -> WorkQueue -> Reconciler or Consumers
-
 States of a watch scope (one namespace, or all of them):
 
     starting    a watch is not open yet, or a list is missing: changes are cached, and nothing is reconciled

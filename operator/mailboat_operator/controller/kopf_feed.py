@@ -1,11 +1,9 @@
 """kopf integration: watch every kind that the controller needs, and forward the events. The only module with kopf.
 
 Only event handlers are used. Every other kind of handler puts finalizers or annotations on user resources, and then a
-namespace could not be deleted while the operator is down. Peering is off, because a Lease elects the leader. Scanning
-for kinds and namespaces is off, because both are known.
-
-kopf runs in its own thread with its own event loop. It replaces signal handlers and cancels every task that started
-after it; neither may happen in the operator's loop.
+namespace could not be deleted while the operator is down. Peering is off, because a Lease elects the leader; scanning
+for kinds and namespaces, because both are known. kopf replaces signal handlers and cancels every task that started
+after it, so it runs in its own thread with its own event loop.
 
 Life of one watch, per kind and namespace:
 

@@ -1,9 +1,8 @@
 """Reconcile one relay: observe, compute the desired children, apply them, push to the relays, write the status.
 
-Level-triggered: every reconcile runs the same steps on the current state, whatever triggered it. A second run without
-changes writes nothing. If a step fails, the queue retries the whole reconcile. Order matters in one place only: the
-configuration is written to the ConfigMap before it is pushed, so that a restarted relay finds at least the version it
-had.
+Level-triggered: every reconcile runs the same steps on the current state, and a second run without changes writes
+nothing. If a step fails, the queue retries the whole reconcile. Order matters in one place only: the configuration is
+written to the ConfigMap before it is pushed, so that a restarted relay finds at least the version it had.
 """
 
 from __future__ import annotations
@@ -94,7 +93,9 @@ class Reconciler:
         self.status_writer.forget_deleted(key)
         found = self.cache.relay(key)
         if found is None:
-            self._forget(key)
+            self.children.forget(key)
+            self._failures.pop(key, None)
+            self._parsers.pop(key, None)
             return await self._reconcile_missing(key)
         if found["metadata"].get("deletionTimestamp"):
             return None  # garbage collection removes the children; nothing may delay the deletion
@@ -117,7 +118,9 @@ class Reconciler:
 
     async def _observe(self, key: Key, found: Object) -> Observation:
         relay, problem = parse_relay(found)
-        written = await asyncio.to_thread(configuration_in, await self._own_config_map(key, found))
+        live = await self.children.find(CONFIG_MAP, key)
+        own = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OWN
+        written = await asyncio.to_thread(configuration_in, live) if own else None
         pods = self.cache.pods_of(key)
         polled = [pod for pod in pods if pod.has_relay and not pod.finished]
         answers = await self.relays.poll(key, polled, partitions_of(self.cache.subscriptions_of(key)))
@@ -129,11 +132,6 @@ class Reconciler:
 
         observed = await asyncio.to_thread(subscriptions)  # parsing many subscriptions takes seconds
         return Observation(key, found, relay, problem, written, observed, pods, polled, answers)
-
-    async def _own_config_map(self, key: Key, found: Object) -> Object | None:
-        live = await self.children.find(CONFIG_MAP, key)
-        own = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OWN
-        return live if own else None
 
     def _observed(
         self, key: Key, parsed: ObservedSubscription, written: Configuration | None, answers: Sequence[Answer]
@@ -151,13 +149,11 @@ class Reconciler:
     def _still_exists(self, key: Key, found: Object) -> bool:
         """Return whether the relay resource still exists after the status calls, which take time.
 
-        If the relay was deleted meanwhile with ``--cascade=orphan``, its children stay on purpose. If this reconcile
-        made it their owner again, garbage collection would remove them.
+        If it was deleted meanwhile with ``--cascade=orphan``, its children stay on purpose. With a deleted owner in
+        their references again, garbage collection would remove them.
         """
-        now = self.cache.relay(key)
-        if now is None or now["metadata"]["uid"] != found["metadata"]["uid"]:
-            return False
-        return not now["metadata"].get("deletionTimestamp")
+        now = (self.cache.relay(key) or {}).get("metadata") or {}
+        return now.get("uid") == found["metadata"]["uid"] and not now.get("deletionTimestamp")
 
     # ---- desired, apply, push --------------------------------------------------------------------------------------
 
@@ -168,7 +164,7 @@ class Reconciler:
             return Result()
         if observed.hold_reason:
             return Result(Blocker(Reason.CONFIGURATION_HELD, observed.hold_reason))
-        configuration, excess = await asyncio.to_thread(self._next_configuration, observed, relay)
+        configuration, excess = await asyncio.to_thread(_next_configuration, observed, relay)
         if excess:
             return Result(Blocker(Reason.CONFIGURATION_HELD, excess))
         children = desired(relay, observed.secrets, configuration, self.signer.ring.public_pem(), self.image)
@@ -181,11 +177,6 @@ class Reconciler:
         if applied.failed is not None:
             raise applied.failed
         return Result(applied.blocker, applied.blocked, configuration.version, settled)
-
-    def _next_configuration(self, observed: Observation, relay: OutboxRelay) -> tuple[Configuration, str]:
-        """Return the desired configuration, and why it can't be stored (empty if it can). Takes a while if large."""
-        made = next_configuration(relay, observed.items, observed.configuration, _now_ms(), observed.version_in_use)
-        return made, too_large(made, relay.metadata.name)
 
     async def _push(self, observed: Observation, configuration: Configuration) -> bool:
         """Push configuration and assignment. Return True if no push and no partition move is in flight."""
@@ -214,11 +205,6 @@ class Reconciler:
         if not observed.polled:
             return _WITHOUT_PODS
         return self.interval if result.settled else min(self.interval, _SOON)
-
-    def _forget(self, key: Key) -> None:
-        self.children.forget(key)
-        self._failures.pop(key, None)
-        self._parsers.pop(key, None)
 
     # ---- a name without a relay ------------------------------------------------------------------------------------
 
@@ -264,6 +250,12 @@ class Reconciler:
             return self.interval if behind else None  # the pushed configuration is kept while these pods exist
         self.relays.forget(key)
         return None
+
+
+def _next_configuration(observed: Observation, relay: OutboxRelay) -> tuple[Configuration, str]:
+    """Return the desired configuration, and why it can't be stored (empty if it can). Takes a while if large."""
+    made = next_configuration(relay, observed.items, observed.configuration, _now_ms(), observed.version_in_use)
+    return made, too_large(made, relay.metadata.name)
 
 
 def _now_ms() -> int:

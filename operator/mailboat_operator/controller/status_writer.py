@@ -53,7 +53,7 @@ _BEFORE_RELAYS: Final = frozenset({Reason.CONFIGURATION_HELD, Reason.PROGRESSING
 
 @dataclass(slots=True)
 class StatusWriter:
-    """Status writer for all resources, with the time of the last write per resource."""
+    """Status writer for all resources."""
 
     kube: Kube
     cache: ResourceCache
@@ -97,13 +97,13 @@ class StatusWriter:
     ) -> None:
         """``behind``: relays still run an earlier generation. Write the status with that observedGeneration, if any."""
         found = each.found
-        metadata = found["metadata"]
+        namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]
         before = found.get("status") or {}
-        generation = metadata.get("generation", 0)
+        generation = found["metadata"].get("generation", 0)
         if behind and not each.problem:
             generation = before.get("observedGeneration", generation)
         facts = SubscriptionFacts(
-            name=f"{metadata['namespace']}/{metadata['name']}",
+            name=f"{namespace}/{name}",
             generation=generation,
             before=before,
             subscription=each.subscription,
@@ -113,7 +113,7 @@ class StatusWriter:
             lacking=observed.lacking(sink_secrets(each.subscription) if each.subscription is not None else ()),
         )
         status = subscription_status(facts, now)
-        self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", math.nan))
+        self.metrics.lag.labels(namespace, name).set(status.get("lag", math.nan))
         await self.write_status(SUBSCRIPTION, found, status)
 
     async def write_status(self, kind: Kind, found: Object, status: Mapping[str, Any]) -> None:
@@ -168,9 +168,8 @@ def status_patch(
     """Return the patch, or None. A removed field is set to null, as merge patches require."""
     patch: dict[str, Any] = {key: value for key, value in after.items() if before.get(key) != value}
     patch.update({key: None for key in before if key not in after})
-    if not patch or (not allow_counters_only and patch.keys() <= _SLOW):
-        return None
-    return patch
+    only_counters = patch.keys() <= _SLOW
+    return None if not patch or (only_counters and not allow_counters_only) else patch
 
 
 def _event(kind: Kind, found: Object, item: EventNote, instance: str) -> Object:
