@@ -14,18 +14,8 @@ from typing import Final
 
 from mailboat_operator.kube.client import Key
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.relays.assignment import (
-    Owners,
-    Partition,
-    Plan,
-    Work,
-    Worker,
-    assign,
-    assignment_of,
-    needs_push,
-    next_generation,
-    sticky,
-)
+from mailboat_operator.relays import assignment
+from mailboat_operator.relays.assignment import Owners, Partition, Plan, Work, Worker
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import (
@@ -142,14 +132,14 @@ class RelayStates:
 
         def plan() -> tuple[Owners, Owners]:
             workers, reported = _workers(healthy, work), _reported(healthy)
-            return assign(work, workers, sticky(before, reported, workers)), reported
+            return assignment.assign(work, workers, assignment.sticky(before, reported, workers)), reported
 
         desired, reported = await asyncio.to_thread(plan)
         now = self.clock()
-        if not needs_push(desired, reported, state.plan, now, self.timeouts.assignment):
+        if not assignment.needs_push(desired, reported, state.plan, now, self.timeouts.assignment):
             return any(reported.get(partition) != pod for partition, pod in desired.items())
-        generation = next_generation(state.plan, int(self.wall_clock() * 1000) + state.ahead)
-        request = assignment_of(desired, generation, namespace=key[0])
+        generation = assignment.next_generation(state.plan, int(self.wall_clock() * 1000) + state.ahead)
+        request = assignment.assignment_of(desired, generation, namespace=key[0])
         current = [pod for pod, answer, _ in healthy if config_version(answer) >= configuration.version]
         for pod in current:  # one relay suffices: it stores the assignment in the database, where the others read it
             outcome = await self.client.put_assignment(pod, request)

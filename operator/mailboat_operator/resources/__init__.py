@@ -18,21 +18,9 @@ from mailboat_operator.kube.client import (
     Kind,
     Object,
 )
+from mailboat_operator.resources import pod
 from mailboat_operator.resources.configmap import Configuration, config_map
 from mailboat_operator.resources.ownership import child_metadata
-from mailboat_operator.resources.pod import (
-    DRAIN_SECONDS,
-    INSTANCE_LABEL,
-    NAME_LABEL,
-    PORT,
-    PORT_NAME,
-    RelayImage,
-    child_name,
-    chosen_port,
-    relay_container,
-    relay_labels,
-    relay_volumes,
-)
 from mailboat_spec import OutboxRelay, Runtime
 from mailboat_spec.names import RELAY_LABEL
 
@@ -44,7 +32,7 @@ _SPREAD_OVER: Final = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
 
 
 def desired(
-    relay: OutboxRelay, secrets: Sequence[str], configuration: Configuration, public_keys: str, image: RelayImage
+    relay: OutboxRelay, secrets: Sequence[str], configuration: Configuration, public_keys: str, image: pod.RelayImage
 ) -> dict[Kind, Object]:
     """Return the desired children. A kind that is missing must not exist. ``secrets``: Secrets that relays mount.
 
@@ -59,7 +47,7 @@ def desired(
     return children
 
 
-def deployment(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) -> Object:
+def deployment(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]) -> Object:
     """Build the Deployment.
 
     Its template holds only parts that a running pod can't receive later: image, volumes, resources. Everything else is
@@ -85,24 +73,26 @@ def deployment(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) ->
 
 def selector_labels(relay: str) -> dict[str, str]:
     """Labels that select the Deployment's pods, but no application pod with a sidecar. A selector is immutable."""
-    every = relay_labels(relay)
-    return {label: every[label] for label in (NAME_LABEL, INSTANCE_LABEL)}
+    every = pod.relay_labels(relay)
+    return {label: every[label] for label in (pod.NAME_LABEL, pod.INSTANCE_LABEL)}
 
 
-def _template(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
+def _template(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
     template, name = relay.spec.template, relay.metadata.name
-    metadata: dict[str, Any] = {"labels": {**template.labels, **relay_labels(name)}}
+    metadata: dict[str, Any] = {"labels": {**template.labels, **pod.relay_labels(name)}}
     if template.annotations:
         metadata["annotations"] = dict(template.annotations)
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
-        "containers": [relay_container(template, image, secrets, port=chosen_port(template.annotations) or PORT)],
+        "containers": [
+            pod.relay_container(template, image, secrets, port=pod.chosen_port(template.annotations) or pod.PORT)
+        ],
         "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "serviceAccountName": template.service_account_name or child_name(name),
-        "terminationGracePeriodSeconds": DRAIN_SECONDS,
+        "serviceAccountName": template.service_account_name or pod.child_name(name),
+        "terminationGracePeriodSeconds": pod.DRAIN_SECONDS,
         "topologySpreadConstraints": [_spread(name, key) for key in _SPREAD_OVER],
-        "volumes": relay_volumes(name, secrets),
+        "volumes": pod.relay_volumes(name, secrets),
     }
     if template.node_selector:
         spec["nodeSelector"] = dict(template.node_selector)
@@ -155,7 +145,7 @@ def service(relay: OutboxRelay) -> Object:
             "publishNotReadyAddresses": True,
             "selector": {RELAY_LABEL: relay.metadata.name},
             # By name: a sidecar may listen on another port.
-            "ports": [{"name": PORT_NAME, "port": PORT, "protocol": "TCP", "targetPort": PORT_NAME}],
+            "ports": [{"name": pod.PORT_NAME, "port": pod.PORT, "protocol": "TCP", "targetPort": pod.PORT_NAME}],
         },
     }
 

@@ -11,6 +11,7 @@ from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, pod_of, relay_reports
 from mailboat_operator.status.conditions import ConditionResult, no, yes
 from mailboat_spec import ConditionType, Duration, Reason
+from mailboat_spec.redaction import redact
 
 NAMED: Final = 5
 """Maximum number of pods named in one message."""
@@ -21,6 +22,7 @@ _AGES: Final = tuple(
     + [86400 * days for days in (1, 2, 3, 5, 7, 10, 14, 21, 30, 60, 90, 180, 365)]
 )
 _EXACT: Final = 100
+_ERROR_LIMIT: Final = 256
 
 
 def named(pods: Sequence[str]) -> str:
@@ -117,6 +119,15 @@ def oldest_age(ages: Iterable[float | None]) -> dict[str, str]:
     """Return the field ``oldestAge``; empty if no event has waited for a second."""
     age = rounded_age(max((each for each in ages if each is not None), default=None))
     return {} if age is None else {"oldestAge": str(Duration.of_seconds(age))}
+
+
+def last_known(before: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return these fields of the existing status, for the time in which no pod reports."""
+    return {name: before[name] for name in names if name in before}
+
+
+def displayed_error(error: str) -> str:
+    return redact(error)[:_ERROR_LIMIT]
 
 
 def partition_row(number: int, pod: str, lag: int, age: float | None) -> dict[str, Any]:

@@ -10,16 +10,8 @@ from mailboat_operator.relays.observation import Observation
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import parse_reason, relay_reports
 from mailboat_operator.resources import replica_failure, rollout_failure
+from mailboat_operator.status import display
 from mailboat_operator.status.conditions import Blocker, ConditionResult, EventNote, no, unknown, written, yes
-from mailboat_operator.status.display import (
-    NAMED,
-    named,
-    named_silent,
-    not_reported,
-    secrets_mounted,
-    silent_relays,
-    with_secret_hint,
-)
 from mailboat_spec import ConditionStatus, ConditionType, OutboxRelay, Reason, Runtime
 from mailboat_spec.relay_status import RelayStatus
 
@@ -74,7 +66,7 @@ def _conditions(
             _remark(ConditionType.SNAPSHOT_HELD, held, Reason.OLD_SNAPSHOT, "No old snapshot is held."),
         ]
     if observed.relay is not None:
-        conditions.append(secrets_mounted(observed.lacking(observed.secrets)))
+        conditions.append(display.secrets_mounted(observed.lacking(observed.secrets)))
         if observed.relay.spec.runtime is Runtime.SIDECAR:
             conditions.append(_sidecars(observed))
     return conditions
@@ -112,8 +104,8 @@ def _ready(
     for condition in (_database(observed, reports), _schema(reports)):
         if condition.status is ConditionStatus.FALSE and condition.reason is not Reason.PARTITIONS_RUN_OUT:
             return no(ready, condition.reason, condition.message)
-    if silent := silent_relays(observed.running_answers, observed.name):
-        return no(ready, Reason.RELAY_SILENT, named_silent(silent))
+    if silent := display.silent_relays(observed.running_answers, observed.name):
+        return no(ready, Reason.RELAY_SILENT, display.named_silent(silent))
     count = len(_ready_pods(observed))
     if desired is not None and count < desired:
         cause = _problems(observed) or uncreated or "see the pods labelled mailboat.dev/relay"
@@ -129,14 +121,14 @@ def _ready(
 def _unanswered(observed: Observation) -> str:
     if problems := _problems(observed):
         return f"No relay has reported yet: {problems}."
-    if silent := silent_relays(observed.running_answers, observed.name):
-        return named_silent(silent)
-    return not_reported([answer for answer in observed.running_answers if answer.report is None])
+    if silent := display.silent_relays(observed.running_answers, observed.name):
+        return display.named_silent(silent)
+    return display.not_reported([answer for answer in observed.running_answers if answer.report is None])
 
 
 def _problems(observed: Observation) -> str:
     failing = [pod for pod in observed.pods if pod.alive and pod.problem]
-    return "; ".join(f"{pod.name} {pod.problem}" for pod in failing[:NAMED])
+    return "; ".join(f"{pod.name} {pod.problem}" for pod in failing[: display.NAMED])
 
 
 def _database(observed: Observation, reports: Sequence[RelayStatus]) -> ConditionResult:
@@ -153,7 +145,7 @@ def _database(observed: Observation, reports: Sequence[RelayStatus]) -> Conditio
         return no(reachable, reason, f"{failure.message} (Is the URL in {location} right, and is the server up?)")
     if reason is Reason.INVALID_SPEC:
         return no(reachable, reason, f"{failure.message} (The URL is in {location}.)")
-    return no(reachable, reason, with_secret_hint(reason, failure.message))
+    return no(reachable, reason, display.with_secret_hint(reason, failure.message))
 
 
 def _databases(reports: Sequence[RelayStatus]) -> list[str]:
@@ -217,8 +209,8 @@ def _sidecars(observed: Observation) -> ConditionResult:
     missing = [pod.name for pod in observed.pods if pod.lacks_sidecar]
     if missing:
         message = (
-            f"These pods ask for a sidecar and have none: restart {named(missing)}. If they get none again, the "
-            "warning at their creation and the operator's log say why."
+            f"These pods ask for a sidecar and have none: restart {display.named(missing)}. If they get none again, "
+            "the warning at their creation and the operator's log say why."
         )
         return no(ConditionType.SIDECARS_INJECTED, Reason.SIDECAR_MISSING, message)
     return yes(ConditionType.SIDECARS_INJECTED, Reason.UP_TO_DATE, "Every pod that asks for a sidecar has one.")
