@@ -9,8 +9,7 @@ the version read, so that only one of several succeeds. The leader renews the Le
   refuses, hangs or is unavailable: a renewal that takes too long is abandoned. Then the process ends; leadership is not
   reacquired.
 - A leader that shuts down gracefully releases the Lease, and the next one acquires it at its next poll.
-- Identities are unique per process: two processes with the same configured name must not both consider themselves
-  leader.
+- Identities are unique per process: two processes with the same configured name must not both be leader.
 
 Not ``kubernetes.aio.leaderelection``, as of release 37: its deadline is checked only between calls, so a hanging call
 keeps a leader in office indefinitely; a refused connection escapes it and leaves the leader's task running; it uses the

@@ -16,6 +16,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry
@@ -77,10 +78,10 @@ class Operator:
                 server = serving(application, settings.webhook_listen, "--webhook-listen", self._served.context)
                 addresses["webhook"] = await opened.enter_async_context(server)
                 if settings.cert_dir is not None:
-                    source = from_folder(settings.cert_dir)
+                    read = partial(from_folder, settings.cert_dir)
                 else:
-                    source = from_secret(kube, settings.operator_namespace, settings.webhook_secret)
-                tasks.append(asyncio.create_task(follow(source, self._served), name="certificate"))
+                    read = partial(from_secret, kube, settings.operator_namespace, settings.webhook_secret)
+                tasks.append(asyncio.create_task(follow(read, self._served), name="certificate"))
             log.info("Listening.", extra={**addresses, "identity": identity})
             tasks.append(asyncio.create_task(self._lead(kube, election), name="leading"))
             stopped = asyncio.create_task(stop.wait(), name="stop")

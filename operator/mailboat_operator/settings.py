@@ -162,7 +162,7 @@ def all_settings() -> Iterator[Setting]:
             environment=tuple(each for each in variables if each is not None),
             repeatable=get_origin(info.annotation) is tuple,
             required=info.is_required(),
-            choices=_choices(info.annotation),
+            choices=tuple(LogFormat) if info.annotation is LogFormat else _literals(info.annotation),
             help=text,
         )
 
@@ -188,7 +188,5 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         raise SettingsError("\n".join(lines)) from None
 
 
-def _choices(annotation: object) -> tuple[str, ...]:
-    if annotation is LogFormat:
-        return tuple(LogFormat)
+def _literals(annotation: object) -> tuple[str, ...]:
     return get_args(annotation) if get_origin(annotation) is Literal else ()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ async def replica(kube: Kube, namespace: str, poll_every: float) -> AsyncIterato
     served = ServedCertificate()
     hook = Webhook(kube, RelayImage(IMAGE), Metrics(CollectorRegistry()))
     hook.draining = True  # the server closes each connection, so every request needs a handshake
-    following = asyncio.create_task(follow(from_secret(kube, namespace, SECRET), served, poll_every))
+    following = asyncio.create_task(follow(partial(from_secret, kube, namespace, SECRET), served, poll_every))
     try:
         async with serving(hook.application(), Address("127.0.0.1", 0), "--webhook-listen", served.context) as address:
             yield address

@@ -1,8 +1,7 @@
 """Kubernetes API client of this operator: a few verbs on plain objects, and errors classified by the required reaction.
 
-The only module that imports ``kubernetes``. Objects are the plain JSON of the API: the operator passes most of them on,
-so a model of every field has no benefit. Reads and writes are by kind and name. Nothing here decides, waits or retries:
-back-off is up to the caller, and ``retry_after`` carries the server's Retry-After.
+Objects are the plain JSON of the API: the operator passes most of them on, so a model of every field has no benefit.
+Nothing here decides, waits or retries: back-off is up to the caller, and ``retry_after`` has the server's Retry-After.
 """
 
 from __future__ import annotations
@@ -54,13 +53,10 @@ class Kind:
     """Label selector of the objects that the operator watches; empty: all."""
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
-        steps = [root]
-        if namespace is not None:
-            steps += ["namespaces", quote(namespace, safe="")]
-        steps.append(self.plural)
-        steps += [quote(step, safe="") for step in (name, subresource) if step]
-        return "/".join(steps)
+        root = "/apis" if "/" in self.api_version else "/api"
+        scope = ("namespaces", namespace) if namespace is not None else ()
+        steps = (quote(step, safe="") for step in (*scope, self.plural, name, subresource) if step)
+        return "/".join((root, self.api_version, *steps))
 
 
 _CHILDREN: Final = f"{RELAY_LABEL},{MANAGED_BY_LABEL}={MANAGED_BY}"
@@ -341,9 +337,9 @@ class Kube:
 
 def _error(code: int, message: str, retry_after: str | None) -> KubeError:
     seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
-    if code == 500 and _WRONG_TYPE in message:
-        return Invalid(f"{message} ({code})", seconds)
-    return _BY_CODE.get(code, ServerFailed)(f"{message} ({code})", seconds)
+    wrong_type = code == 500 and _WRONG_TYPE in message
+    kind = Invalid if wrong_type else _BY_CODE.get(code, ServerFailed)
+    return kind(f"{message} ({code})", seconds)
 
 
 def _message(text: str) -> str:

@@ -1,8 +1,7 @@
 """HTTP connections that can be closed reliably, whatever their state.
 
-Closing a TLS connection waits for the peer's close_notify, and a busy API server may take any time to send it. An event
-loop that ends meanwhile leaks the socket. So this module tracks the sockets: it shuts them down, which completes the
-close on this side, and waits until they are gone.
+Closing a TLS connection waits for the peer's close_notify, which a busy API server may send late. An event loop that
+ends meanwhile leaks the socket. So the sockets are shut down, which completes the close on this side.
 """
 
 from __future__ import annotations

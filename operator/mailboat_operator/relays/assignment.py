@@ -1,9 +1,8 @@
 """Assignment of partitions to pods: balanced, sticky, and limited to capable pods. Pure.
 
 A relay can serve a subscription if it reports that it has built it and if its pod mounts all Secrets that the
-subscription needs; a running sidecar can't get a new one. A relay never acquires partitions that it can't serve,
-however often they are assigned. Subscriptions with the same set of capable pods are balanced together, so that all pods
-carry the same total load.
+subscription needs; a running sidecar can't get a new one. Subscriptions with the same set of capable pods are balanced
+together, so that all pods carry the same total load.
 
 Stickiness follows the current plan, not the owners reported in the middle of a move: otherwise every poll of half-moved
 partitions would produce another plan. Without a plan (after a start of the operator) it follows the reported owners.

@@ -1,7 +1,7 @@
 """HTTP client for relays: read their status, and push signed configurations and assignments.
 
-Nothing here raises: an unresponsive relay is returned as a result. Answers come from pods that applications own, so
-their size, the retained part and the time are bounded. Answers are not decompressed; redirects are not followed.
+Nothing here raises: an unresponsive relay is a result. Answers come from pods that applications own, so their size and
+their time are bounded, they are not decompressed, and redirects are not followed.
 """
 
 from __future__ import annotations
@@ -102,13 +102,7 @@ class RelayClient:
         return PushResponse(code, content.decode(errors="replace"))
 
     async def _call(
-        self,
-        method: str,
-        pod: PolledPod,
-        path: str,
-        body: bytes,
-        most: int,
-        headers: dict[str, str] | None = None,
+        self, method: str, pod: PolledPod, path: str, body: bytes, most: int, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Return the status code and the first ``most`` bytes of the answer, or 0 and a reason."""
         assert self._session is not None, "used as a context manager"

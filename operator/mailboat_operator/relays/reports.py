@@ -1,8 +1,7 @@
 """Reports of relay and consumer pods: how they are polled, and the bounds on what the operator keeps of them.
 
-The wire models are ``mailboat_spec.relay_status`` and ``mailboat_spec.consumer_report``. A report comes from a pod that
-an application owns, and the operator keeps the last one of each pod. So only the subscriptions and partitions named by
-resources are kept, with texts cut to a maximum length. Polls are bounded in number and time.
+A report comes from a pod that an application owns, and the operator keeps the last one of each pod. So only the
+subscriptions and partitions named by resources are kept, with texts cut to a maximum length.
 """
 
 from __future__ import annotations
@@ -180,9 +179,9 @@ class PodPoll(Generic[R]):
             silent = last is not None and answer.report is None and pod.uid in answered
             recent = last if now - at <= self.timeouts.silence else None
             result.append(replace(answer, report=recent, silent=silent))
-        present = {pod.uid for pod in pods}
-        self.reports = {uid: report for uid, report in self.reports.items() if uid in present}
-        self.called = {uid: at for uid, at in self.called.items() if uid in present}
+        present = [pod.uid for pod in pods]
+        self.reports = {uid: self.reports[uid] for uid in present if uid in self.reports}
+        self.called = {uid: self.called[uid] for uid in present if uid in self.called}
         return result
 
     async def _call(self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[R]]]) -> dict[str, PodAnswer[R]]:

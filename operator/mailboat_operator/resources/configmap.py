@@ -3,10 +3,9 @@
 The configuration has a version that increases with every change, so that a relay can determine the newer one of the
 mounted file and a push. Content that differs only in the version is unchanged, and keeps its version.
 
-The text is a List in JSON, with one resource per line: the relay, then its subscriptions by name. Each subscription is
-serialized once per version of its resource (``Item``). The operator parses single lines: the version, and the last
-valid form of a subscription whose resource became invalid. A large text is compressed (``mailboat_spec.wire_format``)
-and stored in ``binaryData``.
+The text is a List in JSON, with one resource per line: the relay, then its subscriptions by name. So the operator can
+parse single lines: the version, and the last valid form of a subscription whose resource became invalid. A large text
+is compressed (``mailboat_spec.wire_format``) and stored in ``binaryData``.
 """
 
 from __future__ import annotations
@@ -68,17 +67,11 @@ def raw_item(form: Mapping[str, Any]) -> Item:
 
 
 def config_map(relay: OutboxRelay, configuration: Configuration, public_keys: str) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": child_metadata(relay),
-        "data": {KEYS_KEY: public_keys},
-    }
+    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": child_metadata(relay)}
     if is_packed(configuration.packed):
-        made["binaryData"] = {RESOURCES_KEY: base64.b64encode(configuration.packed).decode()}
-    else:
-        made["data"][RESOURCES_KEY] = configuration.text
-    return made
+        packed = base64.b64encode(configuration.packed).decode()
+        return {**made, "data": {KEYS_KEY: public_keys}, "binaryData": {RESOURCES_KEY: packed}}
+    return {**made, "data": {KEYS_KEY: public_keys, RESOURCES_KEY: configuration.text}}
 
 
 def too_large(configuration: Configuration, relay: str) -> str:
@@ -128,12 +121,10 @@ def all_paused(before: Configuration, now_ms: int) -> Configuration:
 
 def _paused(line: str) -> str:
     document = _parsed(line)
-    if document.get("kind") != SUBSCRIPTION_KIND or not isinstance(document.get("spec"), dict):
+    spec = document.get("spec")
+    if document.get("kind") != SUBSCRIPTION_KIND or not isinstance(spec, dict) or spec.get("state") == State.PAUSED:
         return line
-    if document["spec"].get("state") == State.PAUSED:
-        return line
-    document["spec"]["state"] = State.PAUSED.value
-    return _line(document)
+    return _line({**document, "spec": {**spec, "state": State.PAUSED.value}})
 
 
 def configuration_in(config_map: Mapping[str, Any] | None) -> Configuration | None:
@@ -165,10 +156,8 @@ def _text_in(config_map: Mapping[str, Any]) -> str | None:
 
 def last_valid_form(configuration: Configuration | None, uid: str) -> dict[str, Any] | None:
     """Return a subscription as relays have it, for the case that its resource became invalid."""
-    for document in _subscriptions_with(configuration, "uid", uid):
-        if mapping(document.get("metadata")).get("uid") == uid:
-            return document
-    return None
+    documents = _subscriptions_with(configuration, "uid", uid)
+    return next((each for each in documents if mapping(each.get("metadata")).get("uid") == uid), None)
 
 
 def contains_name(configuration: Configuration | None, namespace: str, name: str) -> bool:
@@ -224,8 +213,8 @@ def _line(value: Any) -> str:
 def _document(resource: Resource) -> dict[str, Any]:
     """Return identity and spec, without other metadata, so that a label changes no configuration.
 
-    Default values are omitted. Relays refuse unknown fields, and sidecars keep the version with which their pods
-    started: a field added by a later version must not reach them before it is used.
+    Default values are omitted: relays refuse unknown fields, and a field added by a later version must not reach the
+    sidecars of running pods before it is used.
     """
     changed = resource.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     manifest = resource.manifest()

@@ -1,11 +1,9 @@
 """Container of a relay: arguments, mounts, probes, security context and resources. Pure.
 
-Deployment pods and injected sidecars are built from the same parts, so that a relay is the same in both runtimes.
-Differences are arguments: a sidecar has no readiness probe, since the application must become ready even if the relay's
-database is down.
-
-Secrets are only referenced. Each is mounted whole, so that Kubernetes updates it in the running pod, and as optional,
-so that a missing one does not keep a pod from starting.
+Deployment pods and injected sidecars are built from the same parts, so that a relay is the same in both runtimes. A
+sidecar has no readiness probe, since the application must become ready even if the relay's database is down. Each
+Secret is mounted whole, so that Kubernetes updates it in the running pod, and as optional, so that a missing one does
+not keep a pod from starting.
 """
 
 from __future__ import annotations

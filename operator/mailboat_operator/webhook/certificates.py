@@ -1,18 +1,14 @@
-"""The webhook's certificates: self-signed serving certificates that all operators share, and their renewal.
+"""The webhook's certificates: self-signed serving certificates that all operators share in a Secret, and their renewal.
 
-They are stored in one Secret of the operator's namespace. The leader creates and renews them, every operator serves the
-Secret's ``tls.crt``, and the API server trusts the certificates in its ``ca.crt`` (the ``caBundle``). A serving
-certificate is its own trust anchor, so there is no CA, and no key can sign a second certificate. Three rules make a
-renewal invisible:
+The leader creates and renews them, every operator serves the Secret's ``tls.crt``, and the API server trusts the
+certificates in its ``ca.crt`` (the ``caBundle``). A serving certificate is its own trust anchor, so there is no CA, and
+no key can sign a second certificate. Three rules make a renewal invisible:
 
 - A new certificate is trusted before it is served. It joins the bundle at once as the *successor*, and replaces the
   served one only after ``Lifetimes.settle``: by then every API server has the new bundle.
 - A replaced certificate is trusted until it expires. So an operator that has not read the Secret for weeks still serves
   a trusted certificate, without any coordination. (Its key is deleted at once.)
 - A certificate is renewed at half of its lifetime. The other half is the reserve if the leader can't renew.
-
-``renewed`` decides, and is pure; ``CertificateRotation`` orders the effects of the leader. Only ``Lifetimes`` defines
-lifetimes.
 """
 
 from __future__ import annotations
@@ -184,9 +180,8 @@ def _utc(time: datetime) -> datetime:
 class CertificateRotation:
     """Maintain the certificates in their Secret, and the matching caBundle.
 
-    The bundle is published before any decision. A bundle that was just published must reach every API server before the
-    successor in it is served. Writes are conditional on the version read: if two leaders overlap, one of them starts
-    over. Every run costs two reads; nothing is written unless something changes.
+    The bundle is published before any decision: it must reach every API server before the successor in it is served.
+    Writes are conditional on the version read, and nothing is written unless something changes.
     """
 
     kube: Kube

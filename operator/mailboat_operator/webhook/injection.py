@@ -2,8 +2,7 @@
 
 A pod requests a relay by the label ``mailboat.dev/relay: <name>``. It gets a native sidecar: an init container with
 restartPolicy Always, which starts before the application, stops after it, and does not keep a Job from finishing. It is
-the first init container, so that init containers that emit events have a relay as well. The sidecar must never keep the
-application from starting:
+the first one, so that init containers that emit events have a relay. It must never keep the application from starting:
 
 - if a sidecar can't be injected, it is omitted; the answer is a warning with a remedy, never a refusal;
 - if the API server would reject the sidecar (``trial``), it is omitted: the whole pod would be refused;
@@ -12,8 +11,6 @@ application from starting:
 - on the node's network it declares no port: the scheduler would require a node where that port is free;
 - its scratch volumes are in memory: with other local storage, autoscalers do not evict the pod from its node;
 - it gets no API token: an empty folder is mounted where Kubernetes would put one.
-
-For a pod that already has its sidecar, the answer is an empty patch.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 The answer is always "allowed": a pod without a relay is better than a pod that can't start. Every failure becomes a
 warning to the creator of the pod, a log line and a count. Each request reads the relay and its subscriptions from the
-API, since only the leader has watches. A request changes nothing, so a dry run needs no special case.
+API, since only the leader has watches.
 
 A request needs no credentials, so its cost is bounded: the size of a body, the bytes of all bodies that are read,
-parsed and answered concurrently, and the lists of subscriptions in memory. Parsed JSON takes up to 24 times the memory
-of its text. Requests beyond these bounds wait, or are refused with 413, 408 or 503.
+parsed and answered concurrently, and the lists of subscriptions in memory. Requests beyond these bounds wait, or are
+refused with 413, 408 or 503.
 """
 
 from __future__ import annotations
@@ -153,8 +153,7 @@ class Webhook:
         pod = request.get("object")
         if request.get("operation") != "CREATE" or not isinstance(pod, dict) or request.get("subResource"):
             return Injection(Outcome.NOT_ASKED)
-        name = requested_relay(pod)
-        if name is None:
+        if (name := requested_relay(pod)) is None:
             return Injection(Outcome.NOT_ASKED)
         namespace = str(request["namespace"])
         if self._namespaces and namespace not in self._namespaces:
