@@ -16,14 +16,16 @@ from typing import Any, Final
 
 from mailboat_operator.kube.client import CONSUMER_POD, DEPLOYMENT, POD, RELAY, SUBSCRIPTION, Key, Kind, Listed, Object
 from mailboat_operator.relays.pods import ConsumerPod, RelayPod, consumer_pod, relay_pod
-from mailboat_operator.resources import CHILD_KINDS, replica_failure, rollout_failure
+from mailboat_operator.resources import CHILD_KINDS, deployment_failures
 from mailboat_operator.resources.pod import child_name, has_source, relay_of
 from mailboat_spec.names import RELAY_LABEL, SUBSCRIPTION_LABEL
 
 _CONSUMER: Final = "eventsubscriptions/"
 """Before the name of a subscription with a source. A relay's name has no slash."""
 
-_KINDS: Final = (RELAY, SUBSCRIPTION, POD, CONSUMER_POD, *CHILD_KINDS)
+RELAY_KINDS: Final = (RELAY, SUBSCRIPTION, *CHILD_KINDS, POD)
+CONSUMER_KINDS: Final = (CONSUMER_POD,)
+WATCHED: Final = (*RELAY_KINDS, *CONSUMER_KINDS)
 _NOISE: Final = frozenset({"resourceVersion", "managedFields", "selfLink"})
 _REMEMBERED: Final = 600.0
 """Seconds for which a deleted object is remembered; no response is in flight for that long."""
@@ -37,7 +39,7 @@ class ResourceCache:
     ) -> None:
         self.on_change = on_change
         self._clock = clock
-        self._objects: dict[Kind, dict[Key, Object]] = {kind: {} for kind in _KINDS}
+        self._objects: dict[Kind, dict[Key, Object]] = {kind: {} for kind in WATCHED}
         self._by_relay: dict[Kind, defaultdict[Key, set[Key]]] = {
             kind: defaultdict(set) for kind in (SUBSCRIPTION, POD, CONSUMER_POD)
         }
@@ -187,7 +189,7 @@ def _is_relevant(kind: Kind, before: Object, found: Object) -> bool:
         return relay_pod(before) != relay_pod(found)
     if kind == CONSUMER_POD:
         return consumer_pod(before) != consumer_pod(found)
-    if kind == DEPLOYMENT and any(failure(before) != failure(found) for failure in (replica_failure, rollout_failure)):
+    if kind == DEPLOYMENT and deployment_failures(before) != deployment_failures(found):
         return True
     return essence(before) != essence(found)
 

@@ -25,40 +25,24 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from mailboat_operator.controller.cache import ResourceCache, is_consumer
+from mailboat_operator.controller.cache import CONSUMER_KINDS, RELAY_KINDS, WATCHED, ResourceCache, is_consumer
 from mailboat_operator.controller.children import ChildApplier, DeletionPending
 from mailboat_operator.controller.consumers import Consumers
 from mailboat_operator.controller.kopf_feed import KopfFeed
 from mailboat_operator.controller.reconcile import Reconciler
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.controller.workqueue import Backoff, WorkQueue
-from mailboat_operator.kube.client import (
-    CONSUMER_POD,
-    POD,
-    RELAY,
-    SUBSCRIPTION,
-    Conflict,
-    Key,
-    Kind,
-    Kube,
-    KubeError,
-    Object,
-)
+from mailboat_operator.kube.client import RELAY, SUBSCRIPTION, Conflict, Key, Kind, Kube, KubeError, Object
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.reports import PollTimeouts
 from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
-from mailboat_operator.resources import CHILD_KINDS
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_RELAY_FEED: Final = (RELAY, SUBSCRIPTION, *CHILD_KINDS, POD)
-_CONSUMER_FEED: Final = (CONSUMER_POD,)
-"""A feed of its own, since a kopf process has one label selector per resource."""
-_WATCHED: Final = (*_RELAY_FEED, *_CONSUMER_FEED)
 _BLOCKED_RETRY: Final = 6
 """Status intervals until a blocked child is retried. Others must remove the cause: a taken name, a quota, a policy."""
 
@@ -119,7 +103,7 @@ class _WatchScope:
     """One namespace, or all of them. No relay in it is reconciled before its lists are complete."""
 
     namespace: str | None
-    unlisted: set[Kind] = field(default_factory=lambda: set(_WATCHED))
+    unlisted: set[Kind] = field(default_factory=lambda: set(WATCHED))
     """Kinds that were not listed yet while their watch was open."""
     outdated: set[Kind] = field(default_factory=set)
     """Kinds whose watch was opened after a list of kopf: deletions before it must be found."""
@@ -162,7 +146,8 @@ class Controller:
         self.cache.on_change = self._key_changed
         try:
             async with asyncio.TaskGroup() as tasks:
-                for kinds in (_RELAY_FEED, _CONSUMER_FEED):
+                # One feed for each kind of pod: a kopf process has one label selector per resource.
+                for kinds in (RELAY_KINDS, CONSUMER_KINDS):
                     tasks.create_task(self._run_feed(kinds))
                 for scope in self._scopes.values():
                     tasks.create_task(self._keep_synced(scope))
@@ -229,7 +214,7 @@ class Controller:
                     await scope.wake.wait()
                 scope.wake.clear()
             except TimeoutError:
-                scope.outdated = set(_WATCHED) - scope.unlisted
+                scope.outdated = set(WATCHED) - scope.unlisted
                 self._queue_all(scope)
             while scope.outdated:
                 kind = scope.outdated.pop()

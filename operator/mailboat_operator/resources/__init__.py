@@ -114,21 +114,18 @@ def _spread(relay: str, key: str) -> dict[str, Any]:
     }
 
 
-def replica_failure(live: Mapping[str, Any] | None) -> str:
-    """Return Kubernetes' message why a Deployment can't create pods: a quota, a policy, a missing service account."""
-    return _condition_message(live, "ReplicaFailure", "True")
+def deployment_failures(live: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Return Kubernetes' messages about a Deployment; each is empty if there is no such failure.
 
-
-def rollout_failure(live: Mapping[str, Any] | None) -> str:
-    """Return Kubernetes' message why a Deployment's rollout failed. The previous pods keep running."""
-    return _condition_message(live, "Progressing", "False")
-
-
-def _condition_message(live: Mapping[str, Any] | None, type_: str, status: str) -> str:
-    for condition in ((live or {}).get("status") or {}).get("conditions") or ():
-        if condition.get("type") == type_ and condition.get("status") == status:
-            return str(condition.get("message") or condition.get("reason") or type_)
-    return ""
+    Why it can't create pods (a quota, a policy, a missing service account), and why its rollout failed: then the
+    previous pods keep running.
+    """
+    conditions = ((live or {}).get("status") or {}).get("conditions") or ()
+    messages = {
+        (each.get("type"), each.get("status")): str(each.get("message") or each.get("reason") or each.get("type"))
+        for each in conditions
+    }
+    return messages.get(("ReplicaFailure", "True"), ""), messages.get(("Progressing", "False"), "")
 
 
 def service(relay: OutboxRelay) -> Object:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from mailboat_operator.relays.observation import Observation
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import parse_reason, relay_reports
-from mailboat_operator.resources import replica_failure, rollout_failure
+from mailboat_operator.resources import deployment_failures
 from mailboat_operator.status import display
 from mailboat_operator.status.conditions import Blocker, ConditionResult, EventNote, no, unknown, written, yes
 from mailboat_spec import ConditionStatus, ConditionType, OutboxRelay, Reason, Runtime
@@ -79,7 +79,7 @@ def _ready(
     reports: Sequence[RelayStatus],
 ) -> ConditionResult:
     ready = ConditionType.READY
-    uncreated, halted = replica_failure(deployment), rollout_failure(deployment)
+    uncreated, halted = deployment_failures(deployment)
     if observed.relay is None:
         return no(ready, Reason.INVALID_SPEC, observed.problem)
     if blocker is not None:
