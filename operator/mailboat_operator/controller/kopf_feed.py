@@ -16,7 +16,7 @@ does not report deletions that happened before a list: the list only contains ex
 kopf's requests, and reports when a watch is open after a list (``watch_opened``). A list that the controller makes from
 then on finds the earlier deletions, and the watch reports the later ones.
 
-The operator creates and closes kopf's sessions (``kube.http``). If kopf is stopped during its start, it may log in
+The operator creates and closes kopf's sessions. If kopf is stopped during its start, it may log in
 again after it closed its sessions, and that session would leak.
 """
 
@@ -34,8 +34,7 @@ import aiohttp
 import kopf
 from yarl import URL
 
-from mailboat_operator.kube.client import Kind, Kube, Object
-from mailboat_operator.kube.http import ClosableConnections
+from mailboat_operator.kube.client import ClosableConnections, Kind, Kube, Object
 
 _STOP_WITHIN: Final = 2.0
 """Seconds to wait for kopf's thread at shutdown. Best effort: kopf only reads, so a late exit does no harm."""

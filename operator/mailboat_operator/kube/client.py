@@ -6,10 +6,14 @@ Nothing here decides, waits or retries: back-off is up to the caller, and ``retr
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
+import socket
+import ssl
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -20,7 +24,6 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
-from mailboat_operator.kube.http import ClosableConnections
 from mailboat_spec.names import (
     API_VERSION,
     FIELD_MANAGER,
@@ -40,6 +43,9 @@ Key = tuple[str, str]
 _TIMEOUT: Final = 15.0
 """Seconds for one answer. The API server itself gives up after 60, when no caller waits any more."""
 _PAGE: Final = 500
+_CHECKS: Final = 200
+_CHECK_EVERY: Final = 0.01
+"""Seconds between checks for closed sockets. Only the event loop itself has to run, so a few checks are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,45 @@ class SecretContent:
 
     data: Mapping[str, bytes]
     object: Object
+
+
+class ClosableConnections:
+    """HTTP connections of one event loop that can be closed reliably, whatever their state.
+
+    Closing a TLS connection waits for the peer's close_notify, which a busy API server may send late. An event loop
+    that ends meanwhile leaks the socket. So the sockets are shut down, which completes the close on this side.
+    """
+
+    def __init__(self) -> None:
+        self._connectors: list[aiohttp.TCPConnector] = []
+        self._sockets: list[socket.socket] = []
+
+    def connector(self, context: ssl.SSLContext) -> aiohttp.TCPConnector:
+        """Return a connector for one session. Unlimited: every watch occupies one connection."""
+        self._connectors = [each for each in self._connectors if not each.closed]
+        self._connectors.append(aiohttp.TCPConnector(limit=0, ssl=context, socket_factory=self._socket))
+        return self._connectors[-1]
+
+    def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, *_ = address
+        self._sockets = [*self._open, socket.socket(family, kind, protocol)]
+        return self._sockets[-1]
+
+    @property
+    def _open(self) -> list[socket.socket]:
+        return [each for each in self._sockets if each.fileno() >= 0]
+
+    async def close(self) -> None:
+        """Close all connectors and the remaining sockets. A session without a connector counts as closed."""
+        for connector in self._connectors:
+            await connector.close()
+        for each in self._open:
+            with suppress(OSError):  # not connected yet, or already disconnected
+                each.shutdown(socket.SHUT_RDWR)
+        for _ in range(_CHECKS):
+            if not self._open:
+                return
+            await asyncio.sleep(_CHECK_EVERY)
 
 
 class Kube:

@@ -97,11 +97,8 @@ class RelayStates:
         """Push the configuration to every relay that reports an earlier version."""
         state = self._state(key)
         state.pushed = configuration
-        behind = [
-            pod
-            for pod, answer in zip(pods, answers, strict=True)
-            if answer.report is not None and config_version(answer) < configuration.version
-        ]
+        both = zip(pods, answers, strict=True)
+        behind = [pod for pod, answer in both if answer.report and config_version(answer) < configuration.version]
 
         async def push(pod: RelayPod) -> PushResponse:
             async with state.poll.calls:
@@ -173,14 +170,11 @@ def _healthy(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> 
 def _workers(healthy: _Healthy, work: Sequence[Work]) -> list[Worker]:
     """Return each pod with its capabilities. A relay is not assigned subscriptions that it lacks or failed to build."""
     needed = frozenset(secret for each in work for secret in each.secrets)
-    return [
-        Worker(
-            pod.name,
-            frozenset(each.name for each in report.subscriptions if each.state != "Failed"),
-            frozenset(each for each in needed if pod.mounts(each)),
-        )
-        for pod, _, report in healthy
-    ]
+    workers = []
+    for pod, _, report in healthy:
+        built = frozenset(each.name for each in report.subscriptions if each.state != "Failed")
+        workers.append(Worker(pod.name, built, frozenset(filter(pod.mounts, needed))))
+    return workers
 
 
 def _reported(healthy: _Healthy) -> Mapping[Partition, str]:

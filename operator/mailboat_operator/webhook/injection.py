@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from mailboat_operator.kube.client import Object
 from mailboat_operator.resources.pod import (
     CONTAINER,
     PORT,
@@ -97,29 +98,20 @@ def requested_relay(pod: Pod) -> str | None:
     metadata = pod.get("metadata") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     name = labels.get(RELAY_LABEL)
-    if not name or is_relay_pod(labels) or _MIRROR in annotations:
-        return None
-    if annotations.get(INJECT_ANNOTATION) == "false":
-        return None
-    return None if is_injected(pod) else str(name)
+    unwanted = is_relay_pod(labels) or _MIRROR in annotations or annotations.get(INJECT_ANNOTATION) == "false"
+    return None if not name or unwanted or is_injected(pod) else str(name)
 
 
 def inject(
-    pod: Pod,
-    namespace: str,
-    relay: Mapping[str, Any] | None,
-    subscriptions: Iterable[Mapping[str, Any]],
-    image: RelayImage,
+    pod: Pod, namespace: str, relay: Object | None, subscriptions: Iterable[Object], image: RelayImage
 ) -> Injection:
     """Return the answer for a pod. Relay and subscriptions are API objects; ``relay`` is None if it does not exist."""
     name = requested_relay(pod)
     if name is None:
         return Injection(Outcome.NOT_ASKED)
     if relay is None:
-        return left_out(
-            f'no OutboxRelay "{name}" in namespace {namespace}: the pod starts without a relay. '
-            "Create it, then restart the pod"
-        )
+        without = "the pod starts without a relay. Create it, then restart the pod"
+        return left_out(f'no OutboxRelay "{name}" in namespace {namespace}: {without}')
     try:
         resource = OutboxRelay.model_validate(relay, by_alias=True, by_name=False)
     except ValidationError:
@@ -227,7 +219,7 @@ def _in_memory(volume: dict[str, Any]) -> dict[str, Any]:
     return {**volume, "emptyDir": {**volume["emptyDir"], "medium": "Memory"}} if "emptyDir" in volume else volume
 
 
-def _secrets(relay: OutboxRelay, subscriptions: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def _secrets(relay: OutboxRelay, subscriptions: Iterable[Object]) -> tuple[str, ...]:
     """Names of all Secrets that the relay needs, including those of invalid subscriptions.
 
     Relays keep the last valid form of a subscription, and a Secret can't be added to a running pod.
