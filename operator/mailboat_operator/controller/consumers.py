@@ -16,6 +16,7 @@ from mailboat_operator.kube.client import SUBSCRIPTION, Key
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.observation import parse_subscription
+from mailboat_operator.relays.pods import ConsumerPod
 from mailboat_operator.relays.reports import PodPoll, PollTimeouts
 from mailboat_operator.status.consumer import consumer_status
 from mailboat_spec.consumer_report import ConsumerReport
@@ -74,7 +75,7 @@ class Consumers:
     metrics: Metrics
     timeouts: PollTimeouts
     interval: float
-    _polls: dict[Key, PodPoll[ConsumerReport]] = field(default_factory=dict, init=False)
+    _polls: dict[Key, PodPoll[ConsumerPod, ConsumerReport]] = field(default_factory=dict, init=False)
     _dead: dict[str, RestartTotal] = field(default_factory=dict, init=False)
     """Dead letters, by uid of the subscription."""
 
@@ -92,8 +93,7 @@ class Consumers:
         pods = [pod for pod in self.cache.consumer_pods_of(key) if pod.alive]
         poll = self._polls.setdefault(key, PodPoll(self.timeouts, "pods"))
         answers = await poll.poll(pods, lambda pod: self.client.consumer_status(pod, f"{namespace}/{name}"))
-        reports = ((pod.uid, answer.report) for pod, answer in zip(pods, answers, strict=True))
-        counts = {uid: report.dead for uid, report in reports if report is not None}
+        counts = {answer.pod.uid: answer.report.dead for answer in answers if answer.report is not None}
         total = self._dead.setdefault(metadata["uid"], RestartTotal((found.get("status") or {}).get("dead", 0)))
         dead = total.count(counts, {pod.uid: pod.created for pod in pods})
         status = consumer_status(found, parsed.subscription, parsed.problem, answers, dead, datetime.now(UTC))

@@ -131,7 +131,7 @@ class Reconciler:
             return [self._observed(key, each, written, answers) for each in parser.read(resources)]
 
         observed = await asyncio.to_thread(subscriptions)  # parsing many subscriptions takes seconds
-        return Observation(key, found, relay, problem, written, observed, pods, polled, answers)
+        return Observation(key, found, relay, problem, written, observed, pods, answers)
 
     def _observed(
         self, key: Key, parsed: ObservedSubscription, written: Configuration | None, answers: Sequence[Answer]
@@ -180,9 +180,8 @@ class Reconciler:
 
     async def _push(self, observed: Observation, configuration: Configuration) -> bool:
         """Push configuration and assignment. Return True if no push and no partition move is in flight."""
-        key, polled, answers = observed.key, observed.polled, observed.answers
-        pushed = await self.relays.push_config(key, polled, answers, configuration)
-        moving = await self.relays.push_assignment(key, observed.work, polled, answers, configuration)
+        pushed = await self.relays.push_config(observed.key, observed.answers, configuration)
+        moving = await self.relays.push_assignment(observed.key, observed.work, observed.answers, configuration)
         return not (pushed.in_flight or moving)
 
     # ---- failures and the next run ---------------------------------------------------------------------------------
@@ -200,9 +199,9 @@ class Reconciler:
         return Result(Blocker(Reason.PROGRESSING, f"The operator can't finish its work, and tries again: {error}."))
 
     def _next_run(self, observed: Observation, result: Result) -> float:
-        if CONFIG_MAP in result.blocked or (result.blocked and not observed.polled):
+        if CONFIG_MAP in result.blocked or (result.blocked and not observed.answers):
             return self.children.retry_interval
-        if not observed.polled:
+        if not observed.answers:
             return _WITHOUT_PODS
         return self.interval if result.settled else min(self.interval, _SOON)
 
@@ -245,7 +244,7 @@ class Reconciler:
         if pods and before is not None and not orphaned:
             paused = await asyncio.to_thread(all_paused, before, _now_ms())
             answers = await self.relays.poll(key, pods, {})
-            pushed = await self.relays.push_config(key, pods, answers, paused)
+            pushed = await self.relays.push_config(key, answers, paused)
             behind = pushed.behind or any(answer.report is None for answer in answers)
             return self.interval if behind else None  # the pushed configuration is kept while these pods exist
         self.relays.forget(key)

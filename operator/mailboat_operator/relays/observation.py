@@ -53,10 +53,8 @@ class Observation:
     """Configuration in the relay's ConfigMap."""
     subscriptions: Sequence[ObservedSubscription]
     pods: Sequence[RelayPod]
-    polled: Sequence[RelayPod]
-    """Pods that contain a relay and have not finished."""
     answers: Sequence[Answer]
-    """One for each polled pod."""
+    """One for each pod that contains a relay and has not finished."""
 
     @property
     def name(self) -> str:
@@ -100,7 +98,7 @@ class Observation:
     @property
     def running_answers(self) -> list[Answer]:
         """Answers of pods that keep running. A stopping relay hands over its partitions: its report is outdated."""
-        return [answer for pod, answer in zip(self.polled, self.answers, strict=True) if pod.alive]
+        return [answer for answer in self.answers if answer.pod.alive]
 
     @property
     def hold_reason(self) -> str:
@@ -119,9 +117,8 @@ class Observation:
         Application pods get their sidecar only when they are restarted. Until a sidecar works, deleting the Deployment
         would stop delivery.
         """
-        reports = relay_reports(self.answers, self.name)
-        working = {answer.pod for answer, report in reports if report.database_reachable}
-        return any(pod.alive and not pod.own and pod.name in working for pod in self.polled)
+        reports = relay_reports(self.running_answers, self.name)
+        return any(not answer.pod.own and report.database_reachable for answer, report in reports)
 
     @property
     def selector(self) -> str:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Generic, TypeVar
 
-from mailboat_operator.relays.pods import PolledPod
+from mailboat_operator.relays.pods import ConsumerPod, PolledPod, RelayPod
 from mailboat_spec import EventSubscriptionSpec, Reason
 from mailboat_spec.consumer_report import ConsumerReport
 from mailboat_spec.relay_status import ConfigReport, ProcessStatus, RelayStatus, SubscriptionStatus
@@ -66,25 +66,24 @@ def parse_reason(text: str, default: Reason) -> Reason:
         return default
 
 
+P = TypeVar("P", bound=PolledPod)
 R = TypeVar("R", ProcessStatus, ConsumerReport)
 
 
 @dataclass(frozen=True)
-class PodAnswer(Generic[R]):
+class PodAnswer(Generic[P, R]):
     """Last report of one pod, or the reason why there is none."""
 
-    pod: str
+    pod: P
     report: R | None
     error: str = ""
     """Why the last poll brought no report; empty if it did."""
     silent: bool = False
     """The pod answered before and does not any more. ``report``, if any, is from before."""
-    problem: str = ""
-    """Kubernetes' reason why the pod's relay does not run; empty if there is none."""
 
 
-Answer = PodAnswer[ProcessStatus]
-ConsumerAnswer = PodAnswer[ConsumerReport]
+Answer = PodAnswer[RelayPod, ProcessStatus]
+ConsumerAnswer = PodAnswer[ConsumerPod, ConsumerReport]
 
 
 def relay_reports(answers: Iterable[Answer], relay: str) -> list[tuple[Answer, RelayStatus]]:
@@ -145,11 +144,8 @@ class PollTimeouts:
     """Time limit for the status calls of one reconcile. Pods that never answered are polled last, in turn."""
 
 
-P = TypeVar("P", bound=PolledPod)
-
-
 @dataclass(slots=True)
-class PodPoll(Generic[R]):
+class PodPoll(Generic[P, R]):
     """Polls of one resource's pods, with the last report of each pod."""
 
     timeouts: PollTimeouts
@@ -162,7 +158,7 @@ class PodPoll(Generic[R]):
     """Time of the last status call, by pod uid."""
     calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CALLS_AT_A_TIME))
 
-    async def poll(self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[R]]]) -> list[PodAnswer[R]]:
+    async def poll(self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[P, R]]]) -> list[PodAnswer[P, R]]:
         """Poll every pod. Return one answer each: the new report, else the last one if recent, and the error of now.
 
         A pod that answered before and does not now is marked as silent at once, unless there was no time to ask it.
@@ -172,7 +168,7 @@ class PodPoll(Generic[R]):
         result = []
         for pod in pods:
             late = f"was not asked yet: other {self.others} take too long to answer"
-            answer = answered.get(pod.uid) or PodAnswer(pod.name, None, late)
+            answer = answered.get(pod.uid) or PodAnswer(pod, None, late)
             if answer.report is not None:
                 self.reports[pod.uid] = (answer.report, now)
             last, at = self.reports.get(pod.uid, (None, now))
@@ -184,9 +180,11 @@ class PodPoll(Generic[R]):
         self.called = {uid: self.called[uid] for uid in present if uid in self.called}
         return result
 
-    async def _call(self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[R]]]) -> dict[str, PodAnswer[R]]:
+    async def _call(
+        self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[P, R]]]
+    ) -> dict[str, PodAnswer[P, R]]:
         """Return the answers that arrived within the time limit, by pod uid."""
-        answers: dict[str, PodAnswer[R]] = {}
+        answers: dict[str, PodAnswer[P, R]] = {}
 
         async def call_one(pod: P) -> None:
             async with self.calls:

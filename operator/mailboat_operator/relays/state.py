@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from mailboat_operator.kube.client import Key
@@ -46,7 +46,7 @@ class ConfigPush:
 
 @dataclass(slots=True)
 class _Relay:
-    poll: PodPoll[ProcessStatus]
+    poll: PodPoll[RelayPod, ProcessStatus]
     pushed: Configuration | None = None
     """Last configuration intended for these relays."""
     refusals: dict[str, PushResponse] = field(default_factory=dict)
@@ -77,8 +77,7 @@ class RelayStates:
         ``partitions``: subscriptions that answers may contain, with their partition counts.
         """
         name = "/".join(key)
-        polled = await self._state(key).poll.poll(pods, lambda pod: self.client.status(pod, name, partitions))
-        answers = [replace(answer, problem=pod.problem) for pod, answer in zip(pods, polled, strict=True)]
+        answers = await self._state(key).poll.poll(pods, lambda pod: self.client.status(pod, name, partitions))
         answering = sum(not answer.error for answer in answers)
         self.metrics.relays.labels(*key, "yes").set(answering)
         self.metrics.relays.labels(*key, "no").set(len(answers) - answering)
@@ -91,14 +90,11 @@ class RelayStates:
         """Return the configuration pushed last by this process, if any."""
         return self._state(key).pushed
 
-    async def push_config(
-        self, key: Key, pods: Sequence[RelayPod], answers: Sequence[Answer], configuration: Configuration
-    ) -> ConfigPush:
+    async def push_config(self, key: Key, answers: Sequence[Answer], configuration: Configuration) -> ConfigPush:
         """Push the configuration to every relay that reports an earlier version."""
         state = self._state(key)
         state.pushed = configuration
-        both = zip(pods, answers, strict=True)
-        behind = [pod for pod, answer in both if answer.report and config_version(answer) < configuration.version]
+        behind = [each.pod for each in answers if each.report and config_version(each) < configuration.version]
 
         async def push(pod: RelayPod) -> PushResponse:
             async with state.poll.calls:
@@ -114,17 +110,16 @@ class RelayStates:
         return ConfigPush(bool(behind), any(outcome.code in (0, 200) for outcome in pushed.values()))
 
     async def push_assignment(
-        self,
-        key: Key,
-        work: Sequence[Work],
-        pods: Sequence[RelayPod],
-        answers: Sequence[Answer],
-        configuration: Configuration,
+        self, key: Key, work: Sequence[Work], answers: Sequence[Answer], configuration: Configuration
     ) -> bool:
         """Compute the assignment and push it if relays hold something else. Return True until they hold it."""
         state = self._state(key)
         name = "/".join(key)
-        healthy = _healthy(name, pods, answers)
+        healthy = [  # relays that keep running and reach the database
+            (answer, report)
+            for answer, report in relay_reports(answers, name)
+            if answer.pod.alive and report.database_reachable and report.state != "Stopping"
+        ]
         before = state.plan
 
         def plan() -> tuple[Owners, Owners]:
@@ -137,7 +132,7 @@ class RelayStates:
             return any(reported.get(partition) != pod for partition, pod in desired.items())
         generation = assignment.next_generation(state.plan, int(self.wall_clock() * 1000) + state.ahead)
         request = assignment.assignment_of(desired, generation, namespace=key[0])
-        current = [pod for pod, answer, _ in healthy if config_version(answer) >= configuration.version]
+        current = [answer.pod for answer, _ in healthy if config_version(answer) >= configuration.version]
         for pod in current:  # one relay suffices: it stores the assignment in the database, where the others read it
             outcome = await self.client.put_assignment(pod, request)
             self.metrics.pushes.labels("assignment", str(outcome.code)).inc()
@@ -154,37 +149,24 @@ class RelayStates:
         return True
 
 
-_Healthy = Sequence[tuple[RelayPod, Answer, RelayStatus]]
-
-
-def _healthy(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> _Healthy:
-    """Pods whose relay keeps running and reaches the database."""
-    running = {pod.name: pod for pod in pods if pod.alive}
-    return [
-        (running[answer.pod], answer, report)
-        for answer, report in relay_reports(answers, name)
-        if answer.pod in running and report.database_reachable and report.state != "Stopping"
-    ]
-
-
-def _workers(healthy: _Healthy, work: Sequence[Work]) -> list[Worker]:
+def _workers(healthy: Sequence[tuple[Answer, RelayStatus]], work: Sequence[Work]) -> list[Worker]:
     """Return each pod with its capabilities. A relay is not assigned subscriptions that it lacks or failed to build."""
     needed = frozenset(secret for each in work for secret in each.secrets)
     workers = []
-    for pod, _, report in healthy:
+    for answer, report in healthy:
         built = frozenset(each.name for each in report.subscriptions if each.state != "Failed")
-        workers.append(Worker(pod.name, built, frozenset(filter(pod.mounts, needed))))
+        workers.append(Worker(answer.pod.name, built, frozenset(filter(answer.pod.mounts, needed))))
     return workers
 
 
-def _reported(healthy: _Healthy) -> Mapping[Partition, str]:
+def _reported(healthy: Sequence[tuple[Answer, RelayStatus]]) -> Mapping[Partition, str]:
     """Return the owner of each partition. The owner's own report has precedence over database reads of other relays."""
     owners: dict[Partition, str] = {}
-    for pod, _, report in healthy:
+    for answer, report in healthy:
         for each in report.subscriptions:
-            held = {(each.name, number): pod_of(owner, pod.namespace) for number, owner in each.owners.items()}
+            held = {(each.name, number): pod_of(owner, answer.pod.namespace) for number, owner in each.owners.items()}
             owners.update({partition: owner for partition, owner in held.items() if owner})
-    for pod, _, report in healthy:
+    for answer, report in healthy:
         for each in report.subscriptions:
-            owners.update({(each.name, held.partition): pod.name for held in each.owned})
+            owners.update({(each.name, held.partition): answer.pod.name for held in each.owned})
     return owners

@@ -74,7 +74,7 @@ def _assignments(answers: Sequence[ConsumerAnswer]) -> list[dict[str, Any]]:
     held: dict[int, tuple[str, ConsumedPartition]] = {}
     for answer in answers:
         if answer.report is not None and answer.report.source is not None:
-            held |= {each.partition: (answer.pod, each) for each in answer.report.source.partitions}
+            held |= {each.partition: (answer.pod.name, each) for each in answer.report.source.partitions}
     return [
         display.partition_row(number, pod, each.lag or 0, each.oldest_age)
         for number, (pod, each) in sorted(held.items())[:_MOST_ASSIGNMENTS]
@@ -96,7 +96,7 @@ def _ready(
         message = f"No pod of this namespace has the label {SUBSCRIPTION_LABEL}: <name of this subscription>."
         return no(ready, Reason.NO_CONSUMERS, message)
     if not reports:
-        pods = display.named([answer.pod for answer in answers])
+        pods = display.named([answer.pod.name for answer in answers])
         message = (
             f"No consumer answers ({pods}: {answers[0].error}). A pod needs a container port named "
             f"{CONSUMER_PORT_NAME} on which the consumer listens (listen=), and a NetworkPolicy must not keep the "

@@ -32,9 +32,9 @@ def named(pods: Sequence[str]) -> str:
 
 def not_reported(answers: Sequence[Answer]) -> str:
     """Message for the case that no relay answers. If Kubernetes names no cause, it may lie anywhere on the way."""
-    if failing := [answer for answer in answers if answer.problem]:
-        return f"No relay has reported yet: {'; '.join(f'{each.pod} {each.problem}' for each in failing[:NAMED])}."
-    pods = "; ".join(f"{answer.pod}: {answer.error or 'starting'}" for answer in answers[:NAMED]) or "starting"
+    if failing := [answer.pod for answer in answers if answer.pod.problem]:
+        return f"No relay has reported yet: {'; '.join(f'{pod.name} {pod.problem}' for pod in failing[:NAMED])}."
+    pods = "; ".join(f"{answer.pod.name}: {answer.error or 'starting'}" for answer in answers[:NAMED]) or "starting"
     return (
         f"No relay has reported yet ({pods}). If it stays so, look at the logs of these pods, and whether a "
         "NetworkPolicy keeps the operator from their port."
@@ -54,8 +54,8 @@ def silent_relays(answers: Iterable[Answer], relay: str) -> dict[str, str]:
         if not answer.silent
         for name in report.silent
     }
-    silent = {answer.pod: "its heartbeats are missing" for answer in answers if answer.pod in missed}
-    return silent | {answer.pod: answer.problem or answer.error for answer in answers if answer.silent}
+    silent = {answer.pod.name: "its heartbeats are missing" for answer in answers if answer.pod.name in missed}
+    return silent | {answer.pod.name: answer.pod.problem or answer.error for answer in answers if answer.silent}
 
 
 def named_silent(silent: Mapping[str, str]) -> str:

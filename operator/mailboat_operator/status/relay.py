@@ -42,7 +42,7 @@ def relay_status(
 
 def _ready_pods(observed: Observation) -> list[RelayPod]:
     """Pods with a ready relay. Deployment pods have a readiness probe; a sidecar has none and counts if it answers."""
-    answering = {answer.pod for answer in observed.running_answers if answer.report is not None}
+    answering = {answer.pod.name for answer in observed.running_answers if answer.report is not None}
     return [pod for pod in observed.pods if pod.alive and (pod.ready if pod.own else pod.name in answering)]
 
 
@@ -98,7 +98,7 @@ def _ready(
     for answer in observed.running_answers:
         if answer.report is not None and answer.report.config.error:
             still = "continues with the last configuration" if answer.report.relays else "can't use its configuration"
-            return no(ready, Reason.INVALID_SPEC, f"Relay {answer.pod} {still}: {answer.report.config.error}")
+            return no(ready, Reason.INVALID_SPEC, f"Relay {answer.pod.name} {still}: {answer.report.config.error}")
     if not reports:
         return no(ready, Reason.STARTING, _unanswered(observed))
     for condition in (_database(observed, reports), _schema(reports)):

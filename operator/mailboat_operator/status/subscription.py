@@ -126,11 +126,11 @@ def _lags(facts: SubscriptionFacts, reports: _Reports) -> dict[int, int]:
 
 
 def _reports(facts: SubscriptionFacts) -> _Reports:
-    relays = [(answer.pod, report) for answer, report in relay_reports(facts.answers, facts.relay)]
+    relays = [(answer.pod.name, report) for answer, report in relay_reports(facts.answers, facts.relay)]
     subscriptions = [(pod, found) for pod, report in relays if (found := report.subscription(facts.name)) is not None]
     count = facts.subscription.spec.partitions if facts.subscription is not None else 0
     held: dict[int, tuple[str, PartitionStatus | None]] = dict.fromkeys(range(count), ("", None))
-    answering = {answer.pod for answer in facts.answers}
+    answering = {answer.pod.name for answer in facts.answers}
     namespace = facts.relay.partition("/")[0]
     for _, each in subscriptions:  # owners from the database, for relays that did not answer in detail
         for number, owner in each.owners.items():
