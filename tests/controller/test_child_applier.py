@@ -37,12 +37,11 @@ from mailboat_operator.kube.client import (
 )
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays import observation
-from mailboat_operator.relays.assignment import Work
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import relay_pod
 from mailboat_operator.relays.reports import Answer, PollTimeouts
 from mailboat_operator.relays.signing_keys import Signer, turned
-from mailboat_operator.relays.state import ConfigPush, RelayStates
+from mailboat_operator.relays.state import ConfigPush, RelayStates, Work
 from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import Configuration, configuration_in
 from mailboat_operator.resources.pod import CONTAINER, RelayImage, relay_labels

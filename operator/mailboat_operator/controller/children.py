@@ -30,8 +30,7 @@ from mailboat_operator.kube.client import (
     ServerFailed,
 )
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.resources import CHILD_KINDS
-from mailboat_operator.resources.ownership import Owner, owner_of
+from mailboat_operator.resources import CHILD_KINDS, Owner, owner_of
 from mailboat_operator.resources.pod import child_name
 from mailboat_operator.status.conditions import Blocker, EventNote
 from mailboat_spec import OutboxRelay, Reason

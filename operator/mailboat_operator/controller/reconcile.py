@@ -40,7 +40,7 @@ from mailboat_operator.relays.observation import (
 from mailboat_operator.relays.reports import Answer, partitions_of
 from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
-from mailboat_operator.resources import CHILD_KINDS, desired
+from mailboat_operator.resources import CHILD_KINDS, Owner, desired, owner_of
 from mailboat_operator.resources.configmap import (
     Configuration,
     all_paused,
@@ -49,7 +49,6 @@ from mailboat_operator.resources.configmap import (
     raw_item,
     too_large,
 )
-from mailboat_operator.resources.ownership import Owner, owner_of
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.status.conditions import Blocker, EventNote
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status

@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from mailboat_operator.kube.client import Key, Object
-from mailboat_operator.relays.assignment import Work
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, config_version, relay_reports
+from mailboat_operator.relays.state import Work
 from mailboat_operator.resources import selector_labels
 from mailboat_operator.resources.configmap import Configuration, Item, contains_name, is_named, item, last_valid_form
 from mailboat_operator.resources.pod import child_name, database_secrets, secrets_in, sink_secrets

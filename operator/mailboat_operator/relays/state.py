@@ -1,6 +1,10 @@
 """Relay pods of every OutboxRelay: their last reports, the configuration pushed to them, and the partition assignment.
 
 All of this state can be lost. A new operator polls the relays and continues from their reports.
+
+An assignment is balanced, sticky, and limited to capable pods. A relay can serve a subscription if it reports that it
+has built it and if its pod mounts all Secrets that the subscription needs; a running sidecar can't get a new one.
+Subscriptions with the same set of capable pods are balanced together, so that all pods carry the same total load.
 """
 
 from __future__ import annotations
@@ -8,14 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from mailboat_operator.kube.client import Key
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.relays import assignment
-from mailboat_operator.relays.assignment import Owners, Partition, Plan, Work, Worker
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import (
@@ -28,12 +31,47 @@ from mailboat_operator.relays.reports import (
     relay_reports,
 )
 from mailboat_operator.resources.configmap import Configuration
+from mailboat_spec.assignment import AssignmentRequest, balance
 from mailboat_spec.relay_status import ProcessStatus, RelayStatus
 
 log = logging.getLogger(__name__)
 
 _FURTHEST_AHEAD: Final = 2**61
 """Milliseconds. Added to the current time, the result still fits into a Postgres bigint."""
+
+
+Partition = tuple[str, int]
+"""Full name of the subscription, and the partition number."""
+Owners = Mapping[Partition, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    name: str
+    partitions: int
+    secrets: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A working relay pod, the subscriptions that it has built, and the Secrets that it has mounted."""
+
+    pod: str
+    serves: frozenset[str]
+    secrets: frozenset[str]
+
+    def can(self, work: Work) -> bool:
+        return work.name in self.serves and work.secrets <= self.secrets
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An assignment that was pushed to the relays."""
+
+    generation: int
+    owners: Mapping[Partition, str]
+    at: float
+    """Monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +162,14 @@ class RelayStates:
 
         def plan() -> tuple[Owners, Owners]:
             workers, reported = _workers(healthy, work), _reported(healthy)
-            return assignment.assign(work, workers, assignment.sticky(before, reported, workers)), reported
+            return assign(work, workers, sticky(before, reported, workers)), reported
 
         desired, reported = await asyncio.to_thread(plan)
         now = self.clock()
-        if not assignment.needs_push(desired, reported, state.plan, now, self.timeouts.assignment):
+        if not needs_push(desired, reported, state.plan, now, self.timeouts.assignment):
             return any(reported.get(partition) != pod for partition, pod in desired.items())
-        generation = assignment.next_generation(state.plan, int(self.wall_clock() * 1000) + state.ahead)
-        request = assignment.assignment_of(desired, generation, namespace=key[0])
+        generation = next_generation(state.plan, int(self.wall_clock() * 1000) + state.ahead)
+        request = assignment_of(desired, generation, namespace=key[0])
         current = [answer.pod for answer, _ in healthy if config_version(answer) >= configuration.version]
         for pod in current:  # one relay suffices: it stores the assignment in the database, where the others read it
             outcome = await self.client.put_assignment(pod, request)
@@ -170,3 +208,47 @@ def _reported(healthy: Sequence[tuple[Answer, RelayStatus]]) -> Mapping[Partitio
         for each in report.subscriptions:
             owners.update({(each.name, held.partition): answer.pod.name for held in each.owned})
     return owners
+
+
+def assign(work: Iterable[Work], workers: Collection[Worker], owners: Owners) -> dict[Partition, str]:
+    """Return an owner for every partition that any worker can serve."""
+    groups: dict[frozenset[str], list[Partition]] = defaultdict(list)
+    for each in work:
+        able = frozenset(worker.pod for worker in workers if worker.can(each))
+        groups[able] += [(each.name, number) for number in range(each.partitions)]
+    result: dict[Partition, str] = {}
+    for able, partitions in sorted(groups.items(), key=lambda group: sorted(group[0])):
+        result.update(balance(partitions, able, owners))
+    return result
+
+
+def sticky(plan: Plan | None, reported: Owners, workers: Collection[Worker]) -> dict[Partition, str]:
+    """Return the owners to keep: those of the plan if their pods still exist, else the reported ones.
+
+    The plan comes first, since otherwise every poll of half-moved partitions would produce another plan.
+    """
+    present = {worker.pod for worker in workers}
+    kept = {partition: pod for partition, pod in reported.items() if pod in present}
+    if plan is not None:
+        kept.update({partition: pod for partition, pod in plan.owners.items() if pod in present})
+    return kept
+
+
+def next_generation(plan: Plan | None, now_ms: int) -> int:
+    """Return a generation above every earlier one. The clock keeps it above those of previous operators."""
+    return max(plan.generation + 1 if plan is not None else 0, now_ms)
+
+
+def needs_push(desired: Owners, reported: Owners, plan: Plan | None, now: float, timeout: float) -> bool:
+    """Return whether to push: not if relays hold the assignment, and not again before they had time to follow it."""
+    if not desired or all(reported.get(partition) == pod for partition, pod in desired.items()):
+        return False
+    return plan is None or plan.owners != desired or now - plan.at > timeout
+
+
+def assignment_of(desired: Owners, generation: int, namespace: str) -> AssignmentRequest:
+    """Return the body of ``PUT /assignment``, in which pods are named by relay id."""
+    subscriptions: dict[str, dict[int, str]] = defaultdict(dict)
+    for (name, number), pod in sorted(desired.items()):
+        subscriptions[name][number] = f"{namespace}/{pod}"
+    return AssignmentRequest(generation=generation, subscriptions=subscriptions)

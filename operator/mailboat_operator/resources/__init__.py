@@ -1,18 +1,21 @@
 """Children of a relay: one pure function per kind, from the resource to the complete object.
 
 No function reads the cluster or the clock. All children of a relay share a name and labels, and have the relay as
-controller in their owner reference, so that Kubernetes garbage collection removes them with it.
+controller in their owner reference, so that Kubernetes garbage collection removes them with it. ``owner_of`` tells them
+from foreign objects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, Final
 
 from mailboat_operator.kube.client import (
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
+    RELAY,
     SERVICE,
     SERVICE_ACCOUNT,
     Kind,
@@ -20,8 +23,7 @@ from mailboat_operator.kube.client import (
 )
 from mailboat_operator.resources import pod
 from mailboat_operator.resources.configmap import Configuration, config_map
-from mailboat_operator.resources.ownership import child_metadata
-from mailboat_spec import OutboxRelay, Runtime
+from mailboat_spec import FIELD_MANAGER, OutboxRelay, Runtime
 from mailboat_spec.names import RELAY_LABEL
 
 CHILD_KINDS: Final = (CONFIG_MAP, SERVICE_ACCOUNT, SERVICE, DEPLOYMENT, DISRUPTION_BUDGET)
@@ -31,6 +33,15 @@ _ROLLOUT_SECONDS: Final = 120
 _SPREAD_OVER: Final = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
 
 
+class Owner(Enum):
+    """Owner of an object, from the point of view of one relay."""
+
+    OWN = "own"
+    PREDECESSOR = "predecessor"
+    """A deleted relay of the same name: Kubernetes removes the object soon."""
+    FOREIGN = "foreign"
+
+
 def desired(
     relay: OutboxRelay, secrets: Sequence[str], configuration: Configuration, public_keys: str, image: pod.RelayImage
 ) -> dict[Kind, Object]:
@@ -38,7 +49,10 @@ def desired(
 
     A relay with runtime Sidecar has a ConfigMap and a Service, but no pods of its own.
     """
-    children: dict[Kind, Object] = {CONFIG_MAP: config_map(relay, configuration, public_keys), SERVICE: service(relay)}
+    children: dict[Kind, Object] = {
+        CONFIG_MAP: config_map(child_metadata(relay), configuration, public_keys),
+        SERVICE: service(relay),
+    }
     if relay.spec.runtime is Runtime.DEPLOYMENT:
         children[DEPLOYMENT] = deployment(relay, image, secrets)
         children[DISRUPTION_BUDGET] = disruption_budget(relay)
@@ -173,3 +187,50 @@ def disruption_budget(relay: OutboxRelay) -> Object:
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
+
+
+def child_metadata(relay: OutboxRelay) -> dict[str, Any]:
+    """Name, labels, and the owner reference for garbage collection."""
+    name = relay.metadata.name
+    return {
+        "name": pod.child_name(name),
+        "namespace": relay.metadata.namespace,
+        "labels": pod.relay_labels(name),
+        "ownerReferences": [
+            {
+                "apiVersion": RELAY.api_version,
+                "kind": RELAY.name,
+                "name": name,
+                "uid": relay.metadata.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+
+
+def owner_of(child: Mapping[str, Any], relay_name: str, relay_uid: str) -> Owner:
+    """Determine the owner by the owner reference, since anyone can write labels.
+
+    A child that the operator created and that has no owner is adopted: ``kubectl delete --cascade=orphan`` leaves such
+    children for the next relay of the name.
+    """
+    references = child["metadata"].get("ownerReferences") or ()
+    group = RELAY.api_version.partition("/")[0]
+    for reference in references:
+        of_group = str(reference.get("apiVersion", "")).partition("/")[0] == group
+        if of_group and reference.get("kind") == RELAY.name:
+            if reference.get("uid") == relay_uid:
+                return Owner.OWN
+            if reference.get("name") == relay_name:
+                return Owner.PREDECESSOR
+    owned = any(reference.get("controller") for reference in references)
+    return Owner.OWN if not owned and _created_by_operator(child["metadata"], relay_name) else Owner.FOREIGN
+
+
+def _created_by_operator(metadata: Mapping[str, Any], relay_name: str) -> bool:
+    labelled = pod.relay_labels(relay_name).items() <= (metadata.get("labels") or {}).items()
+    return labelled and any(
+        entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
+        for entry in metadata.get("managedFields") or ()
+    )

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from mailboat_operator.resources.ownership import child_metadata
 from mailboat_operator.resources.pod import KEYS_KEY, RESOURCES_KEY, child_name, mapping
 from mailboat_spec import EventSubscription, OutboxRelay, Resource, State
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION, SUBSCRIPTION_KIND
@@ -66,8 +65,8 @@ def raw_item(form: Mapping[str, Any]) -> Item:
     return Item(str(form["metadata"]["name"]), _line(form))
 
 
-def config_map(relay: OutboxRelay, configuration: Configuration, public_keys: str) -> dict[str, Any]:
-    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": child_metadata(relay)}
+def config_map(metadata: Mapping[str, Any], configuration: Configuration, public_keys: str) -> dict[str, Any]:
+    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
     if is_packed(configuration.packed):
         packed = base64.b64encode(configuration.packed).decode()
         return {**made, "data": {KEYS_KEY: public_keys}, "binaryData": {RESOURCES_KEY: packed}}

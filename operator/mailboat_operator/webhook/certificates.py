@@ -75,8 +75,8 @@ class CertificatePair:
             .issuer_name(name)
             .public_key(key.public_key())
             .serial_number(serial)
-            .not_valid_before(_utc(now - lifetimes.skew))
-            .not_valid_after(_utc(now + lifetimes.certificate))
+            .not_valid_before(now - lifetimes.skew)
+            .not_valid_after(now + lifetimes.certificate)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .add_extension(x509.SubjectAlternativeName([_general_name(each) for each in names]), critical=False)
@@ -169,11 +169,6 @@ def _names_of(certificate: x509.Certificate) -> set[str]:
     except x509.ExtensionNotFound:
         return set()
     return {str(each.value) for each in names}
-
-
-def _utc(time: datetime) -> datetime:
-    """Truncate to whole seconds, the resolution of certificates."""
-    return time.astimezone(UTC).replace(microsecond=0)
 
 
 @dataclass(frozen=True, slots=True)
