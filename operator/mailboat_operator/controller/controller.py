@@ -112,10 +112,6 @@ class _WatchScope:
     """Status codes of failing requests, by kind. The same failure is logged once."""
 
     @property
-    def synced(self) -> bool:
-        return not self.unlisted
-
-    @property
     def name(self) -> str:
         return self.namespace or "all namespaces"
 
@@ -182,7 +178,7 @@ class Controller:
 
     def _key_changed(self, key: Key) -> None:
         """Queue a relay. If its scope is not synced yet, the initial reconcile covers the change."""
-        if any(scope.synced for scope in self._scopes.values() if scope.has(key[0])):
+        if any(not scope.unlisted for scope in self._scopes.values() if scope.has(key[0])):
             self._queue.add(key)
 
     # ---- tasks -----------------------------------------------------------------------------------------------------

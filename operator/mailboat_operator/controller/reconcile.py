@@ -101,16 +101,13 @@ class Reconciler:
         observed = await self._observe(key, found)
         if not self._still_exists(key, found):
             return None  # `found` is outdated: status calls take time. The deletion event triggers a reconcile
-        error: KubeError | None = None
         try:
             result = await self._apply(observed)
-            self._failures.pop(key, None)
-        except KubeError as failure:
-            error = failure
-            result = self._stuck_result(key, failure)
+        except KubeError as error:
+            await self.status_writer.write(observed, self._stuck_blocker(key, error), version=0)
+            raise
+        self._failures.pop(key, None)
         await self.status_writer.write(observed, result.blocker, result.version)
-        if error is not None:
-            raise error
         return self._next_run(observed, result)
 
     # ---- observe ---------------------------------------------------------------------------------------------------
@@ -185,8 +182,8 @@ class Reconciler:
 
     # ---- failures and the next run ---------------------------------------------------------------------------------
 
-    def _stuck_result(self, key: Key, error: KubeError) -> Result:
-        """Hide short failures: raise until ``_STUCK`` attempts failed in a row, then return a result for the status.
+    def _stuck_blocker(self, key: Key, error: KubeError) -> Blocker:
+        """Hide short failures: raise until ``_STUCK`` attempts failed in a row, then return a blocker for the status.
 
         A throttled request always raises, since the API server asked for fewer requests.
         """
@@ -194,8 +191,8 @@ class Reconciler:
         if self._failures[key] < _STUCK or isinstance(error, Throttled):
             raise error
         if isinstance(error, Forbidden):
-            return Result(forbidden_blocker(str(error)))
-        return Result(Blocker(Reason.PROGRESSING, f"The operator can't finish its work, and tries again: {error}."))
+            return forbidden_blocker(str(error))
+        return Blocker(Reason.PROGRESSING, f"The operator can't finish its work, and tries again: {error}.")
 
     def _next_run(self, observed: Observation, result: Result) -> float:
         if CONFIG_MAP in result.blocked or (result.blocked and not observed.answers):

@@ -68,21 +68,21 @@ def deployment(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]
     pushed, so a changed subscription causes no rollout unless it needs a Secret that is not mounted yet.
     """
     selector = selector_labels(relay.metadata.name)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": child_metadata(relay),
-        "spec": {
-            "replicas": relay.spec.replicas,
-            "paused": False,  # else `kubectl rollout pause` would keep a new image or Secret from relays, unnoticed
-            "progressDeadlineSeconds": _ROLLOUT_SECONDS,
-            "revisionHistoryLimit": 3,
-            "selector": {"matchLabels": selector},
-            # The new relay is ready before the old one stops, so its partitions move only once.
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "template": _template(relay, image, secrets),
-        },
+    spec = {
+        "replicas": relay.spec.replicas,
+        "paused": False,  # else `kubectl rollout pause` would keep a new image or Secret from relays, unnoticed
+        "progressDeadlineSeconds": _ROLLOUT_SECONDS,
+        "revisionHistoryLimit": 3,
+        "selector": {"matchLabels": selector},
+        # The new relay is ready before the old one stops, so its partitions move only once.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "template": _template(relay, image, secrets),
     }
+    return _child(DEPLOYMENT, relay, spec=spec)
+
+
+def _child(kind: Kind, relay: OutboxRelay, **fields: Any) -> Object:
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": child_metadata(relay), **fields}
 
 
 def selector_labels(relay: str) -> dict[str, str]:
@@ -147,28 +147,19 @@ def service(relay: OutboxRelay) -> Object:
 
     It selects all pods with a relay, ready or not: failing relays must be visible.
     """
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": child_metadata(relay),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {RELAY_LABEL: relay.metadata.name},
-            # By name: a sidecar may listen on another port.
-            "ports": [{"name": pod.PORT_NAME, "port": pod.PORT, "protocol": "TCP", "targetPort": pod.PORT_NAME}],
-        },
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {RELAY_LABEL: relay.metadata.name},
+        # By name: a sidecar may listen on another port.
+        "ports": [{"name": pod.PORT_NAME, "port": pod.PORT, "protocol": "TCP", "targetPort": pod.PORT_NAME}],
     }
+    return _child(SERVICE, relay, spec=spec)
 
 
 def service_account(relay: OutboxRelay) -> Object:
     """Build the ServiceAccount of a Deployment's pods: an identity without a token, since relays never call the API."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": child_metadata(relay),
-        "automountServiceAccountToken": False,
-    }
+    return _child(SERVICE_ACCOUNT, relay, automountServiceAccountToken=False)
 
 
 def disruption_budget(relay: OutboxRelay) -> Object:
@@ -176,17 +167,12 @@ def disruption_budget(relay: OutboxRelay) -> Object:
 
     With one replica, ``minAvailable`` would block every drain; ``maxUnavailable`` does not.
     """
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": child_metadata(relay),
-        "spec": {
-            "maxUnavailable": 1,
-            "selector": {"matchLabels": selector_labels(relay.metadata.name)},
-            # A relay that never becomes ready must not block a drain.
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        },
+    spec = {
+        "maxUnavailable": 1,
+        "selector": {"matchLabels": selector_labels(relay.metadata.name)},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a relay that never becomes ready must not block a drain
     }
+    return _child(DISRUPTION_BUDGET, relay, spec=spec)
 
 
 def child_metadata(relay: OutboxRelay) -> dict[str, Any]:

@@ -9,6 +9,7 @@ not keep a pod from starting.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -182,26 +183,17 @@ def relay_container(
 
 
 def _arguments(port: int) -> list[str]:
-    return [
-        "run",
-        "--follow",
-        "-f",
-        f"{CONFIG_FOLDER}/{RESOURCES_KEY}",
-        "--secrets-dir",
-        SECRETS_FOLDER,
-        "--listen",
-        f"[::]:{port}",  # IPv4 and IPv6, as far as the node supports them
-        "--advertise",
-        "$(POD_IP)",  # pods do not know each other by name
-        "--relay-id",
-        "$(POD_NAMESPACE)/$(POD_NAME)",  # namespaces may share a database; see `RelayPod.relay_id`
-        "--control-keys",
-        f"{CONFIG_FOLDER}/{KEYS_KEY}",
-        "--audience",
-        "$(POD_NAMESPACE)/$(POD_NAME)/$(POD_UID)",
-        "--log-format",
-        "json",
-    ]
+    options = {
+        "-f": f"{CONFIG_FOLDER}/{RESOURCES_KEY}",
+        "--secrets-dir": SECRETS_FOLDER,
+        "--listen": f"[::]:{port}",  # IPv4 and IPv6, as far as the node supports them
+        "--advertise": "$(POD_IP)",  # pods do not know each other by name
+        "--relay-id": "$(POD_NAMESPACE)/$(POD_NAME)",  # namespaces may share a database; see `RelayPod.relay_id`
+        "--control-keys": f"{CONFIG_FOLDER}/{KEYS_KEY}",
+        "--audience": "$(POD_NAMESPACE)/$(POD_NAME)/$(POD_UID)",
+        "--log-format": "json",
+    }
+    return ["run", "--follow", *itertools.chain.from_iterable(options.items())]
 
 
 def _environment(template: PodTemplate, *, optional: bool) -> list[dict[str, Any]]:
