@@ -9,21 +9,17 @@ from prometheus_client import CollectorRegistry
 
 from mailboat_operator import __main__ as command
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.settings import all_settings
+from mailboat_operator.settings import options
 from support.markdown import rows
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operator.md").read_text(encoding="utf-8")
 
 
 def test_the_documented_settings_are_those_of_the_operator() -> None:
-    expected = [
-        [
-            f"`{setting.flag}`",
-            ", ".join(f"`{name}`" for name in setting.environment),
-            setting.help + (" Required." if setting.required else ""),
-        ]
-        for setting in all_settings()
-    ]
+    expected = []
+    for option in options():
+        text, _, variables = (option.help or "").removesuffix("]").partition(" [$")
+        expected.append([f"`{option.opts[0]}`", ", ".join(f"`{name}`" for name in variables.split(", $")), text])
     assert rows(PAGE, "\n## Settings") == expected
 
 
