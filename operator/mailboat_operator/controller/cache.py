@@ -104,12 +104,10 @@ class ResourceCache:
         key, uid = _key(deleted), deleted["metadata"]["uid"]
         version = _version(deleted) if version is None else version
         before = self._objects[kind].get(key)
-        if before is not None and before["metadata"]["uid"] != uid:
-            before = None
-        if before is not None and _version(before) > version:
-            return
-        self._record_removal(uid, version)
-        if before is not None:
+        if before is None or before["metadata"]["uid"] != uid:
+            self._record_removal(uid, version)
+        elif _version(before) <= version:
+            self._record_removal(uid, version)
             self._forget_links(kind, key)
             del self._objects[kind][key]
             if kind in (RELAY, SUBSCRIPTION):

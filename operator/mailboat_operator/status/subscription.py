@@ -118,11 +118,9 @@ def _last_error(facts: SubscriptionFacts, reports: _Reports, now: datetime) -> d
 
 def _lags(facts: SubscriptionFacts, reports: _Reports) -> dict[int, int]:
     """Lag per partition. If no relay counts a partition, keep its last known lag; the sum is a lower bound then."""
-    before = {each["partition"]: each.get("lag", 0) for each in facts.before.get("partitions") or ()}
-    return {
-        number: report.lag if report is not None else before.get(number, 0)
-        for number, (_, report) in reports.held.items()
-    }
+    lags = {each["partition"]: each.get("lag", 0) for each in facts.before.get("partitions") or ()}
+    lags |= {number: report.lag for number, (_, report) in reports.held.items() if report is not None}
+    return {number: lags.get(number, 0) for number in reports.held}
 
 
 def _reports(facts: SubscriptionFacts) -> _Reports:
@@ -224,9 +222,8 @@ def _assigned(reports: _Reports) -> ConditionResult:
     missing = [number for number, (pod, _) in reports.held.items() if not pod]
     if missing:
         ids = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        message = (
-            f"{len(missing)} of {len(reports.held)} partitions have no owner ({ids}): relays claim them within seconds."
-        )
+        share = f"{len(missing)} of {len(reports.held)} partitions"
+        message = f"{share} have no owner ({ids}): relays claim them within seconds."
         return no(ConditionType.ASSIGNED, Reason.PARTITIONS_WITHOUT_OWNER, message)
     if hung := {pod: reports.silent[pod] for pod, _ in reports.held.values() if pod in reports.silent}:
         return no(ConditionType.ASSIGNED, Reason.RELAY_SILENT, display.named_silent(hung))

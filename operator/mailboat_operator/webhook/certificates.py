@@ -128,6 +128,7 @@ def renewed(
 ) -> Certificates | None:
     """Return the next content of the Secret; None if nothing is to be changed."""
     names = tuple(names)
+    unexpired = [each for each in found.trusted if now < each.not_valid_after_utc] if found is not None else []
     if found is not None and found.successor is not None:
         created = found.successor.certificate.not_valid_before_utc + lifetimes.skew
         if now < created + lifetimes.settle and _is_usable(found, names, now):
@@ -137,10 +138,10 @@ def renewed(
         if now < found.served.certificate.not_valid_after_utc - lifetimes.certificate / 2:
             return None
         successor = CertificatePair.create(names, now, lifetimes)
-        return Certificates(found.served, _with_unexpired(successor, found.trusted, now), successor)
+        return Certificates(found.served, (successor.certificate, *unexpired), successor)
     # The API server can't connect with the served certificate, so there is no reason to wait.
     served = CertificatePair.create(names, now, lifetimes)
-    return Certificates(served, _with_unexpired(served, found.trusted if found is not None else (), now))
+    return Certificates(served, (served.certificate, *unexpired))
 
 
 def _is_usable(found: Certificates, names: Iterable[str], now: datetime) -> bool:
@@ -148,12 +149,6 @@ def _is_usable(found: Certificates, names: Iterable[str], now: datetime) -> bool
     served = found.served.certificate
     expected = {str(_general_name(name).value) for name in names}  # an IPv6 address has several spellings
     return served in found.trusted and now < served.not_valid_after_utc and _names_of(served) == expected
-
-
-def _with_unexpired(
-    new: CertificatePair, trusted: Iterable[x509.Certificate], now: datetime
-) -> tuple[x509.Certificate, ...]:
-    return new.certificate, *(each for each in trusted if now < each.not_valid_after_utc)
 
 
 def _general_name(name: str) -> x509.GeneralName:

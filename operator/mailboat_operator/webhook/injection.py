@@ -188,10 +188,8 @@ def _injected(pod: Pod, relay: OutboxRelay, secrets: Sequence[str], image: Relay
     if conflict := _name_conflict(pod, volumes):
         return left_out(f"the pod has {conflict} of its own: no relay was added. Rename it, then restart the pod")
     if on_node:
-        warnings.append(
-            f"the relay listens on port {port} of the node: two such pods on one node need different ports "
-            f"(annotation {PORT_ANNOTATION})"
-        )
+        remedy = f"two such pods on one node need different ports (annotation {PORT_ANNOTATION})"
+        warnings.append(f"the relay listens on port {port} of the node: {remedy}")
     # The operator finds the relay by this annotation.
     noted = chosen_port((pod.get("metadata") or {}).get("annotations") or {}) or PORT
     pull_secrets = [each.manifest() for each in relay.spec.template.image_pull_secrets]
@@ -234,10 +232,8 @@ def _port(pod: Pod) -> tuple[int | None, list[str]]:
     used = {port.get("containerPort") for each in _containers(pod) for port in each.get("ports") or ()}
     port = chosen_port(annotations)
     if port is not None and port in used and PORT_ANNOTATION in annotations:
-        return None, [
-            f"a container of the pod has port {port}, which {PORT_ANNOTATION} gives to the relay: it starts without "
-            "one. Choose another port, then restart the pod"
-        ]
+        without = "it starts without one. Choose another port, then restart the pod"
+        return None, [f"a container of the pod has port {port}, which {PORT_ANNOTATION} gives to the relay: {without}"]
     free = port if port is not None and port not in used else next(each for each in _USUAL if each not in used)
     if port is None:
         return free, [f"{PORT_ANNOTATION} is no port (1 to 65535): the relay listens on {free}"]
