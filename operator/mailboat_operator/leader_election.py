@@ -93,10 +93,6 @@ class Election:
         self._last_error = ""
 
     @property
-    def is_leader(self) -> bool:
-        return self._held is not None
-
-    @property
     def time_left(self) -> float:
         """Seconds until another candidate can lead, counted from the last renewal."""
         return max(0.0, self._renewed + self._timing.duration - time.monotonic())
@@ -155,13 +151,9 @@ class Election:
         try:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
         except NotFound:
-            body: Object = {
-                "apiVersion": LEASE.api_version,
-                "kind": LEASE.name,
-                "metadata": {"name": self._name, "namespace": self._namespace},
-                "spec": self._claim(None),
-            }
-            return await self._write(self._kube.create, body, started)
+            metadata = {"name": self._name, "namespace": self._namespace}
+            body = {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": metadata}
+            return await self._write(self._kube.create, {**body, "spec": self._claim(None)}, started)
         before = self._observed
         self._observed = observe(lease, before, time.monotonic(), self._timing.duration)
         if before is None or before.holder != self._observed.holder:

@@ -50,6 +50,7 @@ class Operator:
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self._settings = settings
         self._registry = registry
+        self._image = RelayImage(settings.relay_image, settings.relay_image_pull_policy)
         self._served = ServedCertificate()
         self._metrics = Metrics(registry)
         self._metrics.certificate_ends.set_function(lambda: self._served.ends)
@@ -63,8 +64,7 @@ class Operator:
         async with AsyncExitStack() as opened:
             kube = await Kube.connect(settings.kubeconfig)
             opened.push_async_callback(kube.close)
-            image = RelayImage(settings.relay_image, settings.relay_image_pull_policy)
-            hook = Webhook(kube, image, self._metrics, settings.namespaces)
+            hook = Webhook(kube, self._image, self._metrics, settings.namespaces)
             # Unique per process, even if pod names are reused.
             identity = f"{settings.identity or socket.gethostname()}_{secrets.token_hex(4)}"
             timing = Timing.of(settings.lease_duration.seconds)
@@ -113,19 +113,14 @@ class Operator:
 
     async def _lead(self, kube: Kube, election: Election) -> None:
         """Acquire leadership and lead until it is lost or the core ends."""
-        settings = self._settings
+        settings, namespace = self._settings, self._settings.operator_namespace
         await election.acquire()
-        keys = SigningKeyRotation(kube, settings.operator_namespace, settings.signing_secret)
+        keys = SigningKeyRotation(kube, namespace, settings.signing_secret)
         renewal = asyncio.create_task(election.hold(), name="hold the lead")
         work = [renewal, asyncio.create_task(self._work(kube, keys), name="work")]
         if settings.webhook_certs == "self":
-            rotation = CertificateRotation(
-                kube,
-                settings.operator_namespace,
-                settings.webhook_secret,
-                settings.webhook_config_name,
-                settings.certificate_names,
-            )
+            secret, config = settings.webhook_secret, settings.webhook_config_name
+            rotation = CertificateRotation(kube, namespace, secret, config, settings.certificate_names)
             work.append(asyncio.create_task(run_periodically("the webhook's certificates", rotation.rotate)))
         by_force_after = settings.lease_duration.seconds * _END_BY_FORCE_AFTER
         try:
@@ -160,7 +155,12 @@ class Operator:
 
         # Signing keys need maintenance to stay usable, so neither task runs without the other.
         async with asyncio.TaskGroup() as tasks:
-            settings = ControllerSettings.of(self._settings)
+            settings = ControllerSettings(
+                image=self._image,
+                namespaces=self._settings.namespaces,
+                instance=self._settings.identity or socket.gethostname(),
+                status_interval=self._settings.status_interval.seconds,
+            )
             tasks.create_task(run_controller(kube, settings, signer, self._metrics), name="core")
             tasks.create_task(run_periodically("the signing keys", rotate), name="signing keys")
 

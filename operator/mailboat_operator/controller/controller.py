@@ -20,7 +20,6 @@ import asyncio
 import itertools
 import logging
 import random
-import socket
 import time
 from dataclasses import dataclass, field
 from typing import Final
@@ -39,7 +38,6 @@ from mailboat_operator.relays.reports import PollTimeouts
 from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
 from mailboat_operator.resources.pod import RelayImage
-from mailboat_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -60,15 +58,6 @@ class ControllerSettings:
     compare_interval: float = 300.0
     """Seconds between two comparisons of the cache with full lists, independent of watch events."""
     backoff: Backoff = field(default_factory=Backoff)
-
-    @classmethod
-    def of(cls, settings: Settings) -> ControllerSettings:
-        return cls(
-            image=RelayImage(settings.relay_image, settings.relay_image_pull_policy),
-            namespaces=settings.namespaces,
-            instance=settings.identity or socket.gethostname(),
-            status_interval=settings.status_interval.seconds,
-        )
 
     @property
     def timeouts(self) -> PollTimeouts:
@@ -261,8 +250,6 @@ class Controller:
         delay = self._queue.failed(key, error.retry_after)
         expected = isinstance(error, Conflict | DeletionPending)
         self.metrics.reconciles.labels("conflict" if expected else "unavailable").inc()
-        log.log(
-            logging.INFO if expected else logging.WARNING,
-            "Reconcile not finished, requeued",
-            extra={"relay": "/".join(key), "error": str(error), "seconds": round(delay, 1)},
-        )
+        level = logging.INFO if expected else logging.WARNING
+        extra = {"relay": "/".join(key), "error": str(error), "seconds": round(delay, 1)}
+        log.log(level, "Reconcile not finished, requeued", extra=extra)

@@ -175,30 +175,28 @@ class KopfFeed:
 
     def _trace(self, root: str) -> aiohttp.TraceConfig:
         """Observe the requests of kopf to the API server, whose address may have a path: ``root``."""
-        trace = aiohttp.TraceConfig()
-
-        def path_of(url: URL) -> str:
-            return url.path.removeprefix(root.rstrip("/"))
+        trace, prefix = aiohttp.TraceConfig(), root.rstrip("/")
 
         async def start(_: Any, __: SimpleNamespace, request: aiohttp.TraceRequestStartParams) -> None:
-            path = path_of(request.url)
+            path = request.url.path.removeprefix(prefix)
             if path in self._paths:
                 pause = self._requested.get(path, 0.0) + _REQUEST_EVERY - time.monotonic()
                 self._requested[path] = time.monotonic() + max(pause, 0.0)
                 await asyncio.sleep(max(pause, 0.0))
 
         async def end(_: Any, __: SimpleNamespace, request: aiohttp.TraceRequestEndParams) -> None:
-            self._done(request.url, path_of(request.url), str(request.response.status))
+            self._done(request.url, prefix, str(request.response.status))
 
         async def fail(_: Any, __: SimpleNamespace, request: aiohttp.TraceRequestExceptionParams) -> None:
-            self._done(request.url, path_of(request.url), "error")
+            self._done(request.url, prefix, "error")
 
         trace.on_request_start.append(start)
         trace.on_request_end.append(end)
         trace.on_request_exception.append(fail)
         return trace
 
-    def _done(self, url: URL, path: str, code: str) -> None:
+    def _done(self, url: URL, prefix: str, code: str) -> None:
+        path = url.path.removeprefix(prefix)
         if path not in self._paths:
             return
         kind, namespace = self._paths[path]

@@ -224,9 +224,8 @@ class Kube:
                 except ConfigException:
                     await config.load_kube_config(client_configuration=configuration)
         except (ConfigException, OSError) as error:
-            raise NoCluster(
-                f"No cluster to connect to: {error}. Run inside a pod with a service account, or name a kubeconfig."
-            ) from error
+            remedy = "Run inside a pod with a service account, or name a kubeconfig."
+            raise NoCluster(f"No cluster to connect to: {error}. {remedy}") from error
         configuration.retries = None  # the work queue retries
         return cls(configuration)
 
@@ -272,16 +271,9 @@ class Kube:
 
     async def apply(self, kind: Kind, body: Object) -> Object:
         """Apply server-side, with force: the operator becomes owner of all fields in ``body``."""
-        metadata = body["metadata"]
-        return await self._json(
-            "PATCH",
-            kind,
-            kind.path(metadata.get("namespace"), metadata["name"]),
-            {"fieldManager": FIELD_MANAGER, "force": "true"},
-            body,
-            "application/apply-patch+yaml",
-            verb="apply",
-        )
+        path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"])
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return await self._json("PATCH", kind, path, query, body, "application/apply-patch+yaml", verb="apply")
 
     async def create(self, kind: Kind, body: Object, *, dry_run: bool = False) -> Object:
         """Create an object. With ``dry_run`` the server only validates it and stores nothing."""
@@ -298,14 +290,8 @@ class Kube:
         self, kind: Kind, namespace: str | None, name: str, body: Object, subresource: str | None = None
     ) -> Object:
         """Merge-patch an object: null removes a field, a list replaces a list."""
-        return await self._json(
-            "PATCH",
-            kind,
-            kind.path(namespace, name, subresource),
-            {"fieldManager": FIELD_MANAGER},
-            body,
-            "application/merge-patch+json",
-        )
+        path, query = kind.path(namespace, name, subresource), {"fieldManager": FIELD_MANAGER}
+        return await self._json("PATCH", kind, path, query, body, "application/merge-patch+json")
 
     async def patch_status(self, kind: Kind, found: Object, status: Object) -> Object:
         """Patch the status of exactly the version that it was computed from, else raise ``Conflict``.

@@ -67,13 +67,12 @@ def deployment(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]
     Its template holds only parts that a running pod can't receive later: image, volumes, resources. Everything else is
     pushed, so a changed subscription causes no rollout unless it needs a Secret that is not mounted yet.
     """
-    selector = selector_labels(relay.metadata.name)
     spec = {
         "replicas": relay.spec.replicas,
         "paused": False,  # else `kubectl rollout pause` would keep a new image or Secret from relays, unnoticed
         "progressDeadlineSeconds": _ROLLOUT_SECONDS,
         "revisionHistoryLimit": 3,
-        "selector": {"matchLabels": selector},
+        "selector": {"matchLabels": selector_labels(relay.metadata.name)},
         # The new relay is ready before the old one stops, so its partitions move only once.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "template": _template(relay, image, secrets),
@@ -93,6 +92,7 @@ def selector_labels(relay: str) -> dict[str, str]:
 
 def _template(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
     template, name = relay.spec.template, relay.metadata.name
+    selector = {"matchLabels": selector_labels(name)}
     metadata: dict[str, Any] = {"labels": {**template.labels, **pod.relay_labels(name)}}
     if template.annotations:
         metadata["annotations"] = dict(template.annotations)
@@ -105,7 +105,10 @@ def _template(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str])
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "serviceAccountName": template.service_account_name or pod.child_name(name),
         "terminationGracePeriodSeconds": pod.DRAIN_SECONDS,
-        "topologySpreadConstraints": [_spread(name, key) for key in _SPREAD_OVER],
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": selector}
+            for key in _SPREAD_OVER
+        ],
         "volumes": pod.relay_volumes(name, secrets),
     }
     if template.node_selector:
@@ -117,15 +120,6 @@ def _template(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str])
     if template.image_pull_secrets:
         spec["imagePullSecrets"] = [secret.manifest() for secret in template.image_pull_secrets]
     return {"metadata": metadata, "spec": spec}
-
-
-def _spread(relay: str, key: str) -> dict[str, Any]:
-    return {
-        "maxSkew": 1,
-        "topologyKey": key,
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selector_labels(relay)},
-    }
 
 
 def deployment_failures(live: Mapping[str, Any] | None) -> tuple[str, str]:

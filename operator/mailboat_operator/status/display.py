@@ -48,12 +48,8 @@ def silent_relays(answers: Iterable[Answer], relay: str) -> dict[str, str]:
     only lost the database still answers.
     """
     namespace = relay.partition("/")[0]
-    missed = {
-        pod_of(name, namespace)
-        for answer, report in relay_reports(answers, relay)
-        if not answer.silent
-        for name in report.silent
-    }
+    reports = [report for answer, report in relay_reports(answers, relay) if not answer.silent]
+    missed = {pod_of(name, namespace) for report in reports for name in report.silent}
     silent = {answer.pod.name: "its heartbeats are missing" for answer in answers if answer.pod.name in missed}
     return silent | {answer.pod.name: answer.pod.problem or answer.error for answer in answers if answer.silent}
 

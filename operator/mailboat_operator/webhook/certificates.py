@@ -219,12 +219,11 @@ class CertificateRotation:
         webhooks = configuration.get("webhooks") or []
         if all((each.get("clientConfig") or {}).get("caBundle") == bundle for each in webhooks):
             return False
-        changed = [
-            {**each, "clientConfig": {**(each.get("clientConfig") or {}), "caBundle": bundle}} for each in webhooks
-        ]
+        for each in webhooks:
+            each["clientConfig"] = {**(each.get("clientConfig") or {}), "caBundle": bundle}
         # The patch replaces the whole list, so it is conditional on the version read.
         version = configuration["metadata"]["resourceVersion"]
-        body: Object = {"metadata": {"resourceVersion": version}, "webhooks": changed}
+        body: Object = {"metadata": {"resourceVersion": version}, "webhooks": webhooks}
         await self.kube.patch(MUTATING_WEBHOOK, None, self.webhook_config, body)
         log.info("Updated caBundle", extra={"configuration": self.webhook_config})
         return True
