@@ -1,8 +1,8 @@
 """The operator's HTTP servers, with bounds on the cost of a client, and the health endpoints.
 
-Neither the webhook nor the probes require credentials, so every client that reaches the ports can send requests.
-Therefore the number of connections is bounded (see ``mailboat_spec.listener``), slow clients are disconnected,
-compressed bodies are not decompressed, and ``Memory`` bounds the memory of all requests together.
+Neither the webhook nor the probes require credentials. Therefore the number of connections is bounded (see
+``mailboat_spec.listener``), slow clients are disconnected, compressed bodies are not decompressed, and ``Memory``
+bounds the memory of all requests together.
 """
 
 from __future__ import annotations

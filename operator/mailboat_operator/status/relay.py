@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from mailboat_operator.kube.client import Object
 from mailboat_operator.relays.observation import Observation
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import parse_reason, relay_reports
@@ -19,7 +20,7 @@ _DAYS_AHEAD: Final = 7.0
 
 
 def relay_status(
-    observed: Observation, blocker: Blocker | None, deployment: Mapping[str, Any] | None, now: datetime
+    observed: Observation, blocker: Blocker | None, deployment: Object | None, now: datetime
 ) -> dict[str, Any]:
     """Return the status. ``blocker``: why the relay can't be brought to its desired state; None if it can."""
     found, pods = observed.found, observed.pods
@@ -50,9 +51,7 @@ def _reports(observed: Observation) -> list[RelayStatus]:
     return [report for _, report in relay_reports(observed.running_answers, observed.name)]
 
 
-def _conditions(
-    observed: Observation, blocker: Blocker | None, deployment: Mapping[str, Any] | None
-) -> list[ConditionResult]:
+def _conditions(observed: Observation, blocker: Blocker | None, deployment: Object | None) -> list[ConditionResult]:
     reports = _reports(observed)
     conditions = [_ready(observed, blocker, deployment, reports)]
     if reports:
@@ -73,10 +72,7 @@ def _conditions(
 
 
 def _ready(
-    observed: Observation,
-    blocker: Blocker | None,
-    deployment: Mapping[str, Any] | None,
-    reports: Sequence[RelayStatus],
+    observed: Observation, blocker: Blocker | None, deployment: Object | None, reports: Sequence[RelayStatus]
 ) -> ConditionResult:
     ready = ConditionType.READY
     uncreated, halted = deployment_failures(deployment)
@@ -206,8 +202,7 @@ def _remark(type_: ConditionType, message: str | None, reason: Reason, otherwise
 
 
 def _sidecars(observed: Observation) -> ConditionResult:
-    missing = [pod.name for pod in observed.pods if pod.lacks_sidecar]
-    if missing:
+    if missing := [pod.name for pod in observed.pods if pod.lacks_sidecar]:
         message = (
             f"These pods ask for a sidecar and have none: restart {display.named(missing)}. If they get none again, "
             "the warning at their creation and the operator's log say why."

@@ -219,8 +219,7 @@ def _paused(facts: SubscriptionFacts, reports: _Reports) -> ConditionResult:
 
 
 def _assigned(reports: _Reports) -> ConditionResult:
-    missing = [number for number, (pod, _) in reports.held.items() if not pod]
-    if missing:
+    if missing := [number for number, (pod, _) in reports.held.items() if not pod]:
         ids = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         share = f"{len(missing)} of {len(reports.held)} partitions"
         message = f"{share} have no owner ({ids}): relays claim them within seconds."
