@@ -8,17 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
 from importlib.metadata import version as installed_version
 from typing import Any, Final, NoReturn
 
 import click
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
+from mailboat_operator.http_server import ListenFailed
 from mailboat_operator.kube.client import NoCluster
 from mailboat_operator.leader_election import LeadershipLost
-from mailboat_operator.process import StartFailed, run_process
-from mailboat_operator.settings import SettingsError, all_settings, read_settings
+from mailboat_operator.process import Operator
+from mailboat_operator.settings import SettingsError, options, read_settings
 from mailboat_spec import structured_logs
 from mailboat_spec.redaction import redact
 
@@ -26,21 +26,6 @@ log = logging.getLogger("mailboat_operator")
 
 WRONG_SETTINGS: Final = 2
 NO_CLUSTER: Final = 5
-
-
-def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    for setting in reversed(list(all_settings())):
-        required = " Required." if setting.required else ""
-        variables = ", ".join(f"${name}" for name in setting.environment)
-        command = click.option(
-            setting.flag,
-            setting.field,
-            multiple=setting.repeatable,
-            envvar=list(setting.environment),
-            metavar="|".join(setting.choices) or "TEXT",
-            help=f"{setting.help}{required} [{variables}]",
-        )(command)
-    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -54,8 +39,7 @@ def version() -> None:
     click.echo(installed_version("mailboat-operator"))
 
 
-@main.command()
-@_with_settings
+@main.command(params=[*options()])
 def run(**given: Any) -> None:
     """Reconcile and serve the injection webhook until SIGTERM or SIGINT.
 
@@ -70,10 +54,10 @@ def run(**given: Any) -> None:
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     try:
-        asyncio.run(run_process(settings, registry))
+        asyncio.run(Operator(settings, registry).run())
     except NoCluster as error:
         _fail(str(error), NO_CLUSTER)
-    except StartFailed as error:
+    except ListenFailed as error:
         _fail(str(error), 1)
     except LeadershipLost as error:
         log.error("Lost leader election lease, restarting", extra={"reason": str(error)})

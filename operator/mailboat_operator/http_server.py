@@ -1,8 +1,8 @@
 """The operator's HTTP servers, with bounds on the cost of a client, and the health endpoints.
 
-Neither the webhook nor the probes require credentials, so every client that reaches the ports can send requests.
-Therefore the number of connections is bounded (see ``mailboat_spec.listener``), slow clients are disconnected,
-compressed bodies are not decompressed, and ``Memory`` bounds the memory of all requests together.
+Neither the webhook nor the probes require credentials. Therefore the number of connections is bounded (see
+``mailboat_spec.listener``), slow clients are disconnected, compressed bodies are not decompressed, and ``Memory``
+bounds the memory of all requests together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Final
 
 from aiohttp import web
@@ -30,6 +30,10 @@ _HANDSHAKE_WITHIN: Final = 10.0
 _LINGER: Final = 2.0
 """Seconds for which the rest of a refused body is read and dropped, so that the client receives the answer."""
 _CLOSE_WITHIN: Final = 3.0
+
+
+class ListenFailed(Exception):
+    """The address is not available; the message contains the remedy."""
 
 
 class Busy(Exception):
@@ -94,37 +98,38 @@ def health_application(not_ready: Callable[[], str | None], registry: CollectorR
     return application
 
 
-class HttpServer:
-    """HTTP server for an application, plain or with TLS."""
+@asynccontextmanager
+async def serving(
+    application: web.Application, address: Address, flag: str, context: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
+    """Serve an application, plain or with TLS, during the block. Yield the address with the actual port.
 
-    def __init__(self, application: web.Application) -> None:
-        # No access log: probes and pods cause requests every few seconds.
-        self._runner = web.AppRunner(
-            application,
-            access_log=None,
-            handle_signals=False,
-            shutdown_timeout=_CLOSE_WITHIN,
-            keepalive_timeout=_KEEPALIVE,
-            lingering_time=_LINGER,
-            auto_decompress=False,
-        )
-        self._server: asyncio.Server | None = None
-
-    async def start(self, address: Address, context: ssl.SSLContext | None = None) -> Address:
-        """Listen, and return the address with the actual port. Raises ``OSError``."""
-        await self._runner.setup()
-        assert self._runner.server is not None
-        listener = listen(address.host, address.port, most=_CONNECTIONS)
+    Raises ``ListenFailed``. ``flag``: the setting with the address.
+    """
+    # No access log: probes and pods cause requests every few seconds.
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=_CLOSE_WITHIN,
+        keepalive_timeout=_KEEPALIVE,
+        lingering_time=_LINGER,
+        auto_decompress=False,
+    )
+    await runner.setup()
+    assert runner.server is not None
+    try:
+        try:
+            listener = listen(address.host, address.port, most=_CONNECTIONS)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ListenFailed(f"can't listen on {address}: {reason}. Choose another address with {flag}.") from error
         host, port, *_ = listener.getsockname()
-        self._server = await asyncio.get_running_loop().create_server(
-            self._runner.server,
-            sock=listener,
-            ssl=context,
-            ssl_handshake_timeout=_HANDSHAKE_WITHIN if context is not None else None,
+        handshake_timeout = _HANDSHAKE_WITHIN if context is not None else None
+        server = await asyncio.get_running_loop().create_server(
+            runner.server, sock=listener, ssl=context, ssl_handshake_timeout=handshake_timeout
         )
-        return Address(str(host), int(port))
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        await self._runner.cleanup()
+        with closing(server):
+            yield str(Address(str(host), int(port)))
+    finally:
+        await runner.cleanup()

@@ -9,8 +9,7 @@ the version read, so that only one of several succeeds. The leader renews the Le
   refuses, hangs or is unavailable: a renewal that takes too long is abandoned. Then the process ends; leadership is not
   reacquired.
 - A leader that shuts down gracefully releases the Lease, and the next one acquires it at its next poll.
-- Identities are unique per process: two processes with the same configured name must not both consider themselves
-  leader.
+- Identities are unique per process: two processes with the same configured name must not both be leader.
 
 Not ``kubernetes.aio.leaderelection``, as of release 37: its deadline is checked only between calls, so a hanging call
 keeps a leader in office indefinitely; a refused connection escapes it and leaves the leader's task running; it uses the
@@ -81,14 +80,7 @@ def observe(lease: Object, before: ObservedLease | None, now: float, default_dur
 class Election:
     """One candidate. ``acquire``, then ``hold`` while working, then ``release``."""
 
-    def __init__(
-        self,
-        kube: Kube,
-        namespace: str,
-        name: str,
-        identity: str,
-        timing: Timing,
-    ) -> None:
+    def __init__(self, kube: Kube, namespace: str, name: str, identity: str, timing: Timing) -> None:
         self.identity = identity
         self._kube = kube
         self._namespace = namespace
@@ -99,10 +91,6 @@ class Election:
         self._held: Object | None = None
         self._renewed = 0.0
         self._last_error = ""
-
-    @property
-    def is_leader(self) -> bool:
-        return self._held is not None
 
     @property
     def time_left(self) -> float:
@@ -140,10 +128,9 @@ class Election:
                 self._log_error(error)
                 if time.monotonic() >= until:
                     self._held = None
-                    raise LeadershipLost(
-                        f"the Lease {self._lease} could not be renewed for {self._timing.renew_within:g} s: "
-                        f"{error or 'no answer'}"
-                    ) from error
+                    within, reason = self._timing.renew_within, error or "no answer"
+                    lost = f"the Lease {self._lease} could not be renewed for {within:g} s: {reason}"
+                    raise LeadershipLost(lost) from error
 
     async def release(self) -> None:
         """Release the Lease, if it is held, so that the next leader need not wait. Never fails."""
@@ -164,13 +151,9 @@ class Election:
         try:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
         except NotFound:
-            body: Object = {
-                "apiVersion": LEASE.api_version,
-                "kind": LEASE.name,
-                "metadata": {"name": self._name, "namespace": self._namespace},
-                "spec": self._claim(None),
-            }
-            return await self._write(self._kube.create, body, started)
+            metadata = {"name": self._name, "namespace": self._namespace}
+            body = {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": metadata}
+            return await self._write(self._kube.create, {**body, "spec": self._claim(None)}, started)
         before = self._observed
         self._observed = observe(lease, before, time.monotonic(), self._timing.duration)
         if before is None or before.holder != self._observed.holder:

@@ -10,15 +10,14 @@ from mailboat_spec.names import RELAY_PLURAL, SUBSCRIPTION_PLURAL
 
 
 class Metrics:
-    """Metrics of the core, in the process's registry."""
+    """All metrics of one process. They exist before the process leads, so a standby replica reports 0."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         self.leader = gauge("mailboat_operator_leader", "1 while this process leads.")
         self.reconciles = counter("mailboat_operator_reconciles", "Reconciles, by result.", ["result"])
-        self.reconcile_seconds = Histogram(
-            "mailboat_operator_reconcile_seconds", "Duration of a reconcile.", registry=registry
-        )
+        self.reconcile_seconds = histogram("mailboat_operator_reconcile_seconds", "Duration of a reconcile.")
         self.queue = gauge("mailboat_operator_queue", "Relays that are due to be reconciled and wait.")
         self.api_requests = counter(
             "mailboat_operator_api_requests", "Requests to the Kubernetes API.", ["verb", "resource", "code"]
@@ -47,6 +46,12 @@ class Metrics:
             "mailboat_operator_subscription_lag",
             "Events that wait, as written into the status.",
             ["namespace", "subscription"],
+        )
+        self.injections = counter("mailboat_operator_injections", "Pods that the webhook was asked about.", ["outcome"])
+        self.injection_seconds = histogram("mailboat_operator_injection_seconds", "Time to an answer of the webhook.")
+        self.certificate_ends = gauge(
+            "mailboat_operator_certificate_expiry_timestamp_seconds",
+            "When the certificate that this replica serves ends; 0 while it has none.",
         )
 
     def forget_relay(self, namespace: str, name: str) -> None:

@@ -1,7 +1,4 @@
-"""Life cycle of one operator process: the order of start and shutdown.
-
-    every replica   health, webhook, its certificate
-    the leader      also: certificates and signing keys in their Secrets, and the core that reconciles
+"""Order of start and shutdown of one operator process, whose states are in the docstring of ``mailboat_operator``.
 
 - SIGTERM: the replica becomes unready, the core ends, and the Lease is released. The webhook answers for
   ``shutdown_delay`` longer, until the API server has stopped calling it. Then everything closes. Exit code 0.
@@ -18,20 +15,22 @@ import secrets
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 
 from mailboat_operator.controller.controller import ControllerSettings, run_controller
-from mailboat_operator.http_server import HttpServer, health_application
+from mailboat_operator.http_server import health_application, serving
 from mailboat_operator.kube.client import Kube, KubeError
 from mailboat_operator.leader_election import Election, Timing
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.signing_keys import Signer, SigningKeyRotation
 from mailboat_operator.resources.pod import RelayImage
-from mailboat_operator.settings import Address, Settings
+from mailboat_operator.settings import Settings
 from mailboat_operator.webhook.certificates import CertificateRotation
-from mailboat_operator.webhook.server import InjectionMetrics, Webhook
+from mailboat_operator.webhook.server import Webhook
 from mailboat_operator.webhook.serving_cert import ServedCertificate, follow, from_folder, from_secret
 from mailboat_spec.stop_signals import stop_on_signals
 
@@ -45,73 +44,64 @@ ROTATE_EVERY: Final = 30.0
 _RETRY_AFTER: Final = 1.0
 
 
-class StartFailed(Exception):
-    """The process can't start; the message contains the remedy."""
-
-
 class Operator:
     """One operator process. Call ``run`` once."""
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self._settings = settings
         self._registry = registry
+        self._image = RelayImage(settings.relay_image, settings.relay_image_pull_policy)
         self._served = ServedCertificate()
-        # The metrics of the core exist before this process leads, so a standby replica reports 0.
-        self._core_metrics = Metrics(registry)
-        self._metrics = InjectionMetrics(registry)
+        self._metrics = Metrics(registry)
         self._metrics.certificate_ends.set_function(lambda: self._served.ends)
         self._stopping = False
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set. Raise the error that ended it otherwise."""
+    async def run(self) -> None:
+        """Run until a stop signal. Raise the error that ended it otherwise, such as ``LeadershipLost``."""
+        stop = asyncio.Event()
+        stop_on_signals(stop, log)
         settings = self._settings
-        kube = await Kube.connect(settings.kubeconfig)
-        health = HttpServer(health_application(self._not_ready, self._registry))
-        hook = Webhook(
-            kube,
-            RelayImage(settings.relay_image, settings.relay_image_pull_policy),
-            self._metrics,
-            settings.namespaces,
-        )
-        hook_server = HttpServer(hook.application())
-        # Unique per process, even if pod names are reused.
-        identity = f"{settings.identity or socket.gethostname()}_{secrets.token_hex(4)}"
-        timing = Timing.of(settings.lease_duration.seconds)
-        election = Election(kube, settings.operator_namespace, settings.lease_name, identity, timing)
-        tasks: list[asyncio.Task[None]] = []
-        try:
-            addresses = {"health": await _listen(health, settings.health_listen, "--health-listen")}
+        async with AsyncExitStack() as opened:
+            kube = await Kube.connect(settings.kubeconfig)
+            opened.push_async_callback(kube.close)
+            hook = Webhook(kube, self._image, self._metrics, settings.namespaces)
+            # Unique per process, even if pod names are reused.
+            identity = f"{settings.identity or socket.gethostname()}_{secrets.token_hex(4)}"
+            timing = Timing.of(settings.lease_duration.seconds)
+            election = Election(kube, settings.operator_namespace, settings.lease_name, identity, timing)
+            health = health_application(self._not_ready, self._registry)
+            server = serving(health, settings.health_listen, "--health-listen")
+            addresses = {"health": await opened.enter_async_context(server)}
+            tasks: list[asyncio.Task[None]] = []
             if settings.webhook_certs != "off":
-                addresses["webhook"] = await _listen(
-                    hook_server, settings.webhook_listen, "--webhook-listen", self._served
-                )
+                application = hook.application()
+                server = serving(application, settings.webhook_listen, "--webhook-listen", self._served.context)
+                addresses["webhook"] = await opened.enter_async_context(server)
                 if settings.cert_dir is not None:
-                    source = from_folder(settings.cert_dir)
+                    read = partial(from_folder, settings.cert_dir)
                 else:
-                    source = from_secret(kube, settings.operator_namespace, settings.webhook_secret)
-                tasks.append(asyncio.create_task(follow(source, self._served), name="certificate"))
-            log.info("Listening.", extra={**addresses, "identity": election.identity})
+                    read = partial(from_secret, kube, settings.operator_namespace, settings.webhook_secret)
+                tasks.append(asyncio.create_task(follow(read, self._served), name="certificate"))
+            log.info("Listening.", extra={**addresses, "identity": identity})
             tasks.append(asyncio.create_task(self._lead(kube, election), name="leading"))
             stopped = asyncio.create_task(stop.wait(), name="stop")
-            ended, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            self._stopping = hook.draining = True
-            stop.set()
-            # Stop the leader's work, then release the Lease. The certificate is still followed, for the webhook.
-            tasks[-1].cancel()
-            await asyncio.gather(tasks[-1], return_exceptions=True)
-            await election.release()
-            for task in ended - {stopped}:
-                task.result()  # raises the error that ended it, if any
-            if settings.webhook_certs != "off":
-                await asyncio.sleep(settings.shutdown_delay.seconds)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await hook_server.close()
-            await health.close()
-            await kube.close()
+            try:
+                ended, _ = await asyncio.wait([*tasks, stopped], return_when=asyncio.FIRST_COMPLETED)
+                stopped.cancel()
+                self._stopping = hook.draining = True
+                stop.set()
+                # Stop the leader's work, then release the Lease. The certificate is still followed, for the webhook.
+                tasks[-1].cancel()
+                await asyncio.gather(tasks[-1], return_exceptions=True)
+                await election.release()
+                for task in ended - {stopped}:
+                    task.result()  # raises the error that ended it, if any
+                if settings.webhook_certs != "off":
+                    await asyncio.sleep(settings.shutdown_delay.seconds)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         log.info("Stopped.")
 
     def _not_ready(self) -> str | None:
@@ -123,19 +113,14 @@ class Operator:
 
     async def _lead(self, kube: Kube, election: Election) -> None:
         """Acquire leadership and lead until it is lost or the core ends."""
-        settings = self._settings
+        settings, namespace = self._settings, self._settings.operator_namespace
         await election.acquire()
-        keys = SigningKeyRotation(kube, settings.operator_namespace, settings.signing_secret)
+        keys = SigningKeyRotation(kube, namespace, settings.signing_secret)
         renewal = asyncio.create_task(election.hold(), name="hold the lead")
         work = [renewal, asyncio.create_task(self._work(kube, keys), name="work")]
         if settings.webhook_certs == "self":
-            rotation = CertificateRotation(
-                kube,
-                settings.operator_namespace,
-                settings.webhook_secret,
-                settings.webhook_config_name,
-                settings.certificate_names,
-            )
+            secret, config = settings.webhook_secret, settings.webhook_config_name
+            rotation = CertificateRotation(kube, namespace, secret, config, settings.certificate_names)
             work.append(asyncio.create_task(run_periodically("the webhook's certificates", rotation.rotate)))
         by_force_after = settings.lease_duration.seconds * _END_BY_FORCE_AFTER
         try:
@@ -170,8 +155,13 @@ class Operator:
 
         # Signing keys need maintenance to stay usable, so neither task runs without the other.
         async with asyncio.TaskGroup() as tasks:
-            settings = ControllerSettings.of(self._settings)
-            tasks.create_task(run_controller(kube, settings, signer, self._core_metrics), name="core")
+            settings = ControllerSettings(
+                image=self._image,
+                namespaces=self._settings.namespaces,
+                instance=self._settings.identity or socket.gethostname(),
+                status_interval=self._settings.status_interval.seconds,
+            )
+            tasks.create_task(run_controller(kube, settings, signer, self._metrics), name="core")
             tasks.create_task(run_periodically("the signing keys", rotate), name="signing keys")
 
 
@@ -188,19 +178,3 @@ async def run_periodically(subject: str, rotate: Callable[[], Awaitable[None]], 
             last_error, failures = str(error), min(failures + 1, 10)
             pause = min(every, max(error.retry_after or 0, _RETRY_AFTER * 2 ** (failures - 1)))
         await asyncio.sleep(pause)
-
-
-async def _listen(server: HttpServer, address: Address, flag: str, certificate: ServedCertificate | None = None) -> str:
-    try:
-        return str(await server.start(address, certificate.context if certificate else None))
-    except OSError as error:
-        raise StartFailed(
-            f"can't listen on {address}: {error.strerror or error}. Choose another address with {flag}."
-        ) from error
-
-
-async def run_process(settings: Settings, registry: CollectorRegistry) -> None:
-    """Run until a stop signal. Raises ``LeadershipLost``, ``StartFailed``, ``KubeError``, or an unexpected error."""
-    stop = asyncio.Event()
-    stop_on_signals(stop, log)
-    await Operator(settings, registry).run(stop)

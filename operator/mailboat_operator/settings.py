@@ -6,11 +6,12 @@ reported together, by flag name, without a traceback. Nothing is read at import 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
+import click
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
 from mailboat_spec.formats import DnsLabel, DnsSubdomain, Form
@@ -20,7 +21,11 @@ from mailboat_spec.structured_logs import LogFormat
 ENVIRONMENT_PREFIX: Final = "MAILBOAT_"
 _FLAGS: Final = {"namespaces": "--namespace", "webhook_hosts": "--webhook-host"}
 """Flags that are not derived from the name of the field: one value each time."""
-_POD_VARIABLES: Final = {"operator_namespace": "POD_NAMESPACE", "identity": "POD_NAME", "kubeconfig": "KUBECONFIG"}
+_POD_VARIABLES: Final = {
+    "operator_namespace": ("POD_NAMESPACE",),
+    "identity": ("POD_NAME",),
+    "kubeconfig": ("KUBECONFIG",),
+}
 """Additional variables, read after the settings' own ones."""
 
 
@@ -136,35 +141,26 @@ class Settings(BaseModel):
         return (f"{service}.svc", f"{service}.svc.cluster.local", service, self.webhook_service, *self.webhook_hosts)
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One field of ``Settings``, for the command line."""
-
-    field: str
-    flag: str
-    environment: tuple[str, ...]
-    repeatable: bool
-    required: bool
-    choices: tuple[str, ...]
-    help: str
-
-
-def all_settings() -> Iterator[Setting]:
-    """Yield every setting, in order of declaration."""
+def options() -> list[click.Option]:
+    """Return the option of every setting, in order of declaration. No value is validated before ``read_settings``."""
+    made = []
     for name, info in Settings.model_fields.items():
         text = info.description or ""
-        if info.default is not None and not info.is_required() and "Default:" not in text:
+        if info.is_required():
+            text = f"{text} Required."
+        elif info.default is not None and "Default:" not in text:
             text = f"{text} Default: {info.default}."
-        variables = (ENVIRONMENT_PREFIX + name.upper(), _POD_VARIABLES.get(name))
-        yield Setting(
-            field=name,
-            flag=_FLAGS.get(name, f"--{name.replace('_', '-')}"),
-            environment=tuple(each for each in variables if each is not None),
-            repeatable=get_origin(info.annotation) is tuple,
-            required=info.is_required(),
-            choices=_choices(info.annotation),
-            help=text,
+        flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+        variables = [ENVIRONMENT_PREFIX + name.upper(), *_POD_VARIABLES.get(name, ())]
+        option = click.Option(
+            [flag, name],
+            multiple=get_origin(info.annotation) is tuple,
+            envvar=variables,
+            metavar="|".join(_choices(name)) or "TEXT",
+            help=f"{text} [{', '.join(f'${each}' for each in variables)}]",
         )
+        made.append(option)
+    return made
 
 
 def read_settings(given: Mapping[str, Any]) -> Settings:
@@ -172,23 +168,24 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     try:
         return Settings.model_validate({name: value for name, value in given.items() if value not in (None, ())})
     except ValidationError as error:
-        settings = {each.field: each for each in all_settings()}
+        flags = {option.name: option for option in options()}
         lines = []
         for problem in error.errors(include_url=False, include_input=False):
             message = problem["msg"].removeprefix("Value error, ")
             if problem["loc"]:
-                setting = settings[str(problem["loc"][0])]
+                name = str(problem["loc"][0])
                 if problem["type"] == "missing":
-                    variables = " or ".join(f"${each}" for each in setting.environment)
-                    message = f"is required: {setting.help} Set it here or by {variables}"
-                elif setting.choices:
-                    message = f"must be one of {', '.join(setting.choices)}"
-                message = f"{setting.flag}: {message}"
+                    variables = " or ".join(f"${each}" for each in flags[name].envvar or ())
+                    message = f"is required: {Settings.model_fields[name].description} Set it here or by {variables}"
+                elif choices := _choices(name):
+                    message = f"must be one of {', '.join(choices)}"
+                message = f"{flags[name].opts[0]}: {message}"
             lines.append(message)
         raise SettingsError("\n".join(lines)) from None
 
 
-def _choices(annotation: object) -> tuple[str, ...]:
+def _choices(name: str) -> tuple[str, ...]:
+    annotation = Settings.model_fields[name].annotation
     if annotation is LogFormat:
         return tuple(LogFormat)
     return get_args(annotation) if get_origin(annotation) is Literal else ()

@@ -10,7 +10,7 @@ from support.wait import wait_until
 ENDING = """\
   onExhausted <string>
   enum: DeadLetter, Block
-    What happens when attempts are used up: DeadLetter (the key goes on) or
+    What happens when attempts are used up: DeadLetter (the key continues) or
     Block (the key waits for a person). Default: DeadLetter.
 """
 

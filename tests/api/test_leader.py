@@ -38,7 +38,7 @@ class Candidate:
 
     @property
     def leading(self) -> bool:
-        return self.election.is_leader and not self.task.done()
+        return self.election._held is not None and not self.task.done()
 
     async def lost(self) -> LeadershipLost:
         with pytest.raises(LeadershipLost) as lost:

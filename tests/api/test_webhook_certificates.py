@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,16 @@ from prometheus_client import CollectorRegistry
 
 from mailboat_devservers.kubernetes import ApiServer
 from mailboat_devservers.kubernetes_certificates import Authority
-from mailboat_operator.http_server import HttpServer
+from mailboat_operator.http_server import serving
 from mailboat_operator.kube.client import MUTATING_WEBHOOK, POD, RELAY, Conflict, Kind, Kube, NotFound, Object
 from mailboat_operator.kube.client import SECRET as SECRET_KIND
+from mailboat_operator.metrics import Metrics
 from mailboat_operator.process import run_periodically
 from mailboat_operator.relays.signing_keys import SigningKeyRotation
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.settings import Address
 from mailboat_operator.webhook.certificates import CertificateRotation, Certificates, Lifetimes
-from mailboat_operator.webhook.server import InjectionMetrics, Webhook
+from mailboat_operator.webhook.server import Webhook
 from mailboat_operator.webhook.serving_cert import ServedCertificate, follow, from_secret
 from support.operator_processes import IMAGE, RunningOperator, a_pod, a_relay, webhook_configuration
 from support.wait import await_until, wait_until
@@ -43,19 +45,18 @@ async def kube(api: ApiServer) -> AsyncIterator[Kube]:
 
 
 @asynccontextmanager
-async def replica(kube: Kube, namespace: str, poll_every: float) -> AsyncIterator[Address]:
+async def replica(kube: Kube, namespace: str, poll_every: float) -> AsyncIterator[str]:
     """Run the webhook of one operator with the certificate in the Secret."""
     served = ServedCertificate()
-    hook = Webhook(kube, RelayImage(IMAGE), InjectionMetrics(CollectorRegistry()))
+    hook = Webhook(kube, RelayImage(IMAGE), Metrics(CollectorRegistry()))
     hook.draining = True  # the server closes each connection, so every request needs a handshake
-    server = HttpServer(hook.application())
-    following = asyncio.create_task(follow(from_secret(kube, namespace, SECRET), served, poll_every))
+    following = asyncio.create_task(follow(partial(from_secret, kube, namespace, SECRET), served, poll_every))
     try:
-        yield await server.start(Address("127.0.0.1", 0), served.context)
+        async with serving(hook.application(), Address("127.0.0.1", 0), "--webhook-listen", served.context) as address:
+            yield address
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        await server.close()
 
 
 def keeper(kube: Kube, namespace: str) -> CertificateRotation:
@@ -66,7 +67,7 @@ def keeper(kube: Kube, namespace: str) -> CertificateRotation:
 async def test_renewals_interrupt_no_client(kube: Kube, namespace: str) -> None:
     """Two replicas are called for every pod. One of them reads the Secret at long intervals."""
     async with replica(kube, namespace, 0.1) as quick, replica(kube, namespace, 2.0) as slow:
-        configuration = webhook_configuration(namespace, str(quick), "Fail")
+        configuration = webhook_configuration(namespace, quick, "Fail")
         (first,) = configuration["webhooks"]
         second = {**first, "name": "slow.mailboat.dev", "clientConfig": {"url": f"https://{slow}/inject"}}
         configuration["webhooks"].append(second)

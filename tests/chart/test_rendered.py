@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mailboat_operator.resources.pod import APPLICATION, NAME_LABEL, PORT_NAME
-from mailboat_operator.settings import all_settings, read_settings
+from mailboat_operator.settings import options, read_settings
 from mailboat_spec.names import INJECT_ANNOTATION, RELAY_LABEL, SUBSCRIPTION_LABEL
 from support.helm_chart import CHART, NAMESPACE, ROOT, Document, names, one, rendered, variants
 
@@ -48,15 +48,13 @@ def settings_of(documents: list[Document]) -> Any:
     container = one(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
     command, *arguments = container["args"]
     assert command == "run"
-    known = {setting.flag: setting for setting in all_settings()}
+    known = {option.opts[0]: option for option in options()}
     given: dict[str, Any] = {"operator_namespace": NAMESPACE}
     for argument in arguments:
         flag, _, value = argument.partition("=")
-        setting = known[flag]
-        if setting.repeatable:
-            given[setting.field] = (*given.get(setting.field, ()), value)
-        else:
-            given[setting.field] = value
+        option = known[flag]
+        name = str(option.name)
+        given[name] = (*given.get(name, ()), value) if option.multiple else value
     return read_settings(given)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat_operator.relays.assignment import (
+from mailboat_operator.relays.state import (
     Plan,
     Work,
     Worker,

@@ -50,7 +50,7 @@ def test_a_changed_relay_reference_queues_the_new_and_the_former_relay(cache, ch
     assert sorted(changed[1:]) == [("shop", "orders"), ("shop", "other")]
     assert cache.subscriptions_of(("shop", "orders")) == []
     assert len(cache.subscriptions_of(("shop", "other"))) == 1
-    assert cache.relays() == [("shop", "other")]
+    assert cache.all_keys() == [("shop", "other")]
 
 
 def test_a_deletion_of_the_predecessor_does_not_take_the_successor(cache):

@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 
 from mailboat.runtime.config_source import ConfigSource
 from mailboat.runtime.manifest_files import load
-from mailboat_operator.controller import observation
 from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.children import ApplyResult, ChildApplier, DeletionPending, NameTaken
 from mailboat_operator.controller.reconcile import Reconciler
@@ -37,12 +36,12 @@ from mailboat_operator.kube.client import (
     Throttled,
 )
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.relays.assignment import Work
+from mailboat_operator.relays import observation
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import relay_pod
 from mailboat_operator.relays.reports import Answer, PollTimeouts
 from mailboat_operator.relays.signing_keys import Signer, turned
-from mailboat_operator.relays.state import ConfigPush, RelayStates
+from mailboat_operator.relays.state import ConfigPush, RelayStates, Work
 from mailboat_operator.resources import CHILD_KINDS, desired
 from mailboat_operator.resources.configmap import Configuration, configuration_in
 from mailboat_operator.resources.pod import CONTAINER, RelayImage, relay_labels
@@ -102,7 +101,7 @@ class Recorder(RelayStates):
         super().__init__(*arguments)
         self.versions: list[int] = []
 
-    async def push_config(self, key, pods, answers, configuration):
+    async def push_config(self, key, answers, configuration):
         self.versions.append(configuration.version)
         return ConfigPush()
 
@@ -415,7 +414,7 @@ class Wire(RelayClient):
 
     async def status(self, pod, relay, partitions):
         version = self.relay.report.version
-        return Answer(pod.name, process_status({"config": {"version": version}}))
+        return Answer(pod, process_status({"config": {"version": version}}))
 
     async def put_config(self, pod, content):
         assert len(content) < 1024 * 1024
@@ -474,10 +473,10 @@ async def test_a_newer_assignment_of_one_relay_counts_for_all():
     relays = RelayStates(Client(SIGNER), Metrics(CollectorRegistry()), PollTimeouts(), wall_clock=lambda: 1_000.0)
     report = {"relays": [{"name": "shop/orders", "databaseReachable": True, "subscriptions": [{"name": "shop/out"}]}]}
     pods = [relay_pod(named_pod(f"orders-relay-{number}")) for number in range(100)]
-    answers = [Answer(pod.name, read_process_status(json.dumps(report).encode())) for pod in pods]
+    answers = [Answer(pod, read_process_status(json.dumps(report).encode())) for pod in pods]
     work = [Work("shop/out", 4, frozenset())]
     for _ in range(100):
-        assert await relays.push_assignment(KEY, work, pods, answers, Configuration(0, ""))
+        assert await relays.push_assignment(KEY, work, answers, Configuration(0, ""))
     assert len(asked) == 100
     assert [each - 1_000_000 for each in asked[:5]] == [0, 1000, 2000, 4000, 8000]
     assert asked[-1] < 2**63, "Postgres and relays can take it"

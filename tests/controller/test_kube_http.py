@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from mailboat_operator.kube.http import ClosableConnections
+from mailboat_operator.kube.client import ClosableConnections
 from support.certificate_authority import Authority
 
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"

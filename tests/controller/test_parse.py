@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mailboat_operator.controller.observation import SubscriptionParser, find_last_valid_form
+from mailboat_operator.relays.observation import SubscriptionParser, find_last_valid_form
+from mailboat_operator.relays.pods import relay_pod
 from mailboat_operator.relays.reports import Answer
 from mailboat_operator.resources.configmap import Configuration, item, next_configuration
 from mailboat_spec import EventSubscription, OutboxRelay
@@ -27,7 +28,8 @@ def configuration(*subscriptions, version=5):
 
 def reports(*names, version=5):
     relay = {"name": RELAY, "subscriptions": [{"name": name} for name in names]}
-    return Answer("a", process_status({"relays": [relay], "config": {"version": version}}))
+    pod = relay_pod({"metadata": {"namespace": "shop", "name": "a", "uid": "u-a"}})
+    return Answer(pod, process_status({"relays": [relay], "config": {"version": version}}))
 
 
 INVALID = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,15 +14,18 @@ from hypothesis import strategies as st
 
 from mailboat_operator.controller.consumers import RestartTotal
 from mailboat_operator.controller.status_writer import status_patch
+from mailboat_operator.relays.observation import Observation
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, bounded
+from mailboat_operator.resources.pod import secret_volume
 from mailboat_operator.status.conditions import Blocker, condition_events, overdue
-from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
+from mailboat_operator.status.relay import database_changed
+from mailboat_operator.status.relay import relay_status as status_of_relay
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
 from mailboat_spec import EventSubscription, OutboxRelay, Reason
 from mailboat_spec.relay_status import ProcessStatus, as_json, read_process_status
 from mailboat_spec.resources.status import EventSubscriptionStatus, OutboxRelayStatus
-from support.manifests import event_subscription, outbox_relay
+from support.manifests import DATABASE_SECRET, event_subscription, outbox_relay
 from support.relay_statuses import process_status
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -36,10 +40,16 @@ def owned(number, **fields):
     return {"partition": number, "lag": 0, **fields}
 
 
-def answer(pod="a", partitions=(), *, relay=None, config=None, **fields):
+def pod(name, **changes):
+    mounted = frozenset({secret_volume(DATABASE_SECRET)})
+    plain = RelayPod("shop", name, f"uid-{name}", "10.0.0.1:9808", True, True, False, False, False, True, mounted)
+    return replace(plain, **changes)
+
+
+def answer(pod_name="a", partitions=(), *, relay=None, config=None, **fields):
     report = {"name": NAME, "owned": list(partitions), **fields}
     whole = {"name": RELAY, "databaseReachable": True, "schemaReady": True, "subscriptions": [report], **(relay or {})}
-    return Answer(pod, process_status({"relays": [whole], "config": config or {}}))
+    return Answer(pod(pod_name), process_status({"relays": [whole], "config": config or {}}))
 
 
 BOTH = (answer("a", [owned(0)]), answer("b", [owned(1)]))
@@ -95,7 +105,7 @@ NO_TABLES = {
         ({"problem": "spec.sink: no"}, ("False", "InvalidSpec"), "Stalled"),
         ({"relay_exists": False, "answers": ()}, ("False", "RelayNotFound"), "Stalled"),
         ({"answers": ()}, ("False", "NotEnoughRelays"), "Reconciling"),
-        ({"answers": (Answer("a", None, "no route"),)}, ("Unknown", "Starting"), "Reconciling"),
+        ({"answers": (Answer(pod("a"), None, "no route"),)}, ("Unknown", "Starting"), "Reconciling"),
         ({"answers": (answer(name="shop/other"),)}, ("False", "Progressing"), "Reconciling"),
         ({"answers": (answer(relay={"databaseReachable": False}),)}, ("False", "DatabaseUnreachable"), None),
         ({"answers": BOTH[:1]}, ("False", "PartitionsWithoutOwner"), "Reconciling"),
@@ -148,7 +158,9 @@ def test_the_last_error_has_the_time_at_which_it_happened():
     assert "lastErrorTime" not in status(later, lasts)
 
 
-@pytest.mark.parametrize("answers", [(), (Answer("a", None, "away"),), (Answer("a", None, "away", silent=True),)])
+@pytest.mark.parametrize(
+    "answers", [(), (Answer(pod("a"), None, "away"),), (Answer(pod("a"), None, "away", silent=True),)]
+)
 def test_lag_is_unknown_while_no_relay_reports(answers):
     """G7: no relay, a relay that never responded, and a relay that stopped responding."""
     before = subscription_status(replace(FACTS, answers=(answer("a", [owned(0, lag=9)], dead=3), BOTH[1])), NOW)
@@ -182,10 +194,10 @@ def test_a_silent_relay_is_named_at_once_and_its_partitions_are_counted_by_anoth
 
 
 def test_an_owner_that_the_store_names_counts_if_it_is_there():
-    answers = (answer("a", [owned(0)], owners={"0": "shop/a", "1": "shop/b"}), Answer("b", None, "slow"))
+    answers = (answer("a", [owned(0)], owners={"0": "shop/a", "1": "shop/b"}), Answer(pod("b"), None, "slow"))
     assert conditions(subscription_status(replace(FACTS, answers=answers), NOW))["Assigned"][0] == "True"
     assert conditions(subscription_status(replace(FACTS, answers=answers[:1]), NOW))["Assigned"][0] == "False"
-    namesake = (answer("a", [owned(0)], owners={"0": "shop/a", "1": "elsewhere/b"}), Answer("b", None, "slow"))
+    namesake = (answer("a", [owned(0)], owners={"0": "shop/a", "1": "elsewhere/b"}), Answer(pod("b"), None, "slow"))
     assert conditions(subscription_status(replace(FACTS, answers=namesake), NOW))["Assigned"][0] == "False"
 
 
@@ -224,7 +236,7 @@ def test_only_changes_are_reported():
 def test_the_steps_of_a_start_are_no_events_but_a_fall_back_to_them_is():
     stages = [
         subscription_status(replace(FACTS, answers=answers), NOW)["conditions"]
-        for answers in ((), (Answer("a", None, "no answer"),), (answer("a", [owned(0)]),), FACTS.answers)
+        for answers in ((), (Answer(pod("a"), None, "no answer"),), (answer("a", [owned(0)]),), FACTS.answers)
     ]
     assert [each["reason"] for stage in stages for each in stage if each["type"] == "Ready"] == [
         "NotEnoughRelays",
@@ -241,7 +253,7 @@ def test_the_steps_of_a_start_are_no_events_but_a_fall_back_to_them_is():
 
 
 def test_a_start_that_takes_too_long_is_an_event():
-    for answers, reason in (((), "NotEnoughRelays"), ((Answer("a", None, "no route"),), "Starting")):
+    for answers, reason in (((), "NotEnoughRelays"), ((Answer(pod("a"), None, "no route"),), "Starting")):
         stage = subscription_status(replace(FACTS, answers=answers), NOW)["conditions"]
         assert overdue(stage, NOW + timedelta(seconds=119)) == []
         (item,) = overdue(stage, NOW + timedelta(seconds=120))
@@ -250,7 +262,7 @@ def test_a_start_that_takes_too_long_is_an_event():
 
 
 def test_a_pod_status_of_kubernetes_replaces_a_connection_error():
-    killed = Answer("a", None, "can't be connected to", problem="was killed (OOMKilled)")
+    killed = Answer(pod("a", problem="was killed (OOMKilled)"), None, "can't be connected to")
     for answers, message in (
         ((killed,), "No relay has reported yet: a was killed (OOMKilled)."),
         ((replace(killed, silent=True),), "Relays do not answer (a: was killed (OOMKilled))."),
@@ -263,23 +275,35 @@ def test_a_pod_status_of_kubernetes_replaces_a_connection_error():
 # ---- the relay ----------------------------------------------------------------------------------------------------
 
 
-def pod(name, **changes):
-    plain = RelayPod("shop", name, f"uid-{name}", "10.0.0.1:9808", True, True, False, False, False, True, frozenset())
-    return replace(plain, **changes)
-
-
 def relay(**spec):
     return OutboxRelay.model_validate(outbox_relay(**spec))
 
 
-REFUSES = Answer("a", process_status({"relays": [], "config": {"error": "spec.urgency: no such field"}}))
+REFUSES = Answer(pod("a"), process_status({"relays": [], "config": {"error": "spec.urgency: no such field"}}))
 """A relay that never had a valid configuration."""
 
-RELAY_FACTS = RelayFacts(
-    name=RELAY, generation=1, before={}, relay=relay(), problem="", blocker=None,
-    uncreated="", halted="", pods=(pod("a"), pod("b")), answers=BOTH, subscriptions=1, lacking=(),
-    selector="x=y",
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class RelayFacts:
+    before: Any = field(default_factory=dict)
+    relay: Any = field(default_factory=relay)
+    problem: str = ""
+    blocker: Any = None
+    uncreated: str = ""
+    halted: str = ""
+    pods: Any = (pod("a"), pod("b"))
+    answers: Any = BOTH
+
+
+RELAY_FACTS = RelayFacts()
+
+
+def relay_status(facts, now):
+    failures = (("ReplicaFailure", "True", facts.uncreated), ("Progressing", "False", facts.halted))
+    failed = [{"type": kind, "status": status, "message": message} for kind, status, message in failures if message]
+    found = {"metadata": {"generation": 1}, "status": facts.before}
+    observed = Observation(("shop", "orders"), found, facts.relay, facts.problem, None, (), facts.pods, facts.answers)
+    return status_of_relay(observed, facts.blocker, {"status": {"conditions": failed}}, now)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +315,7 @@ RELAY_FACTS = RelayFacts(
         ({"relay": relay(replicas=0), "pods": (), "answers": ()}, ("True", "Available")),
         ({"pods": (), "answers": ()}, ("False", "Starting")),
         ({"relay": relay(runtime="Sidecar"), "pods": (), "answers": ()}, ("False", "NotEnoughRelays")),
-        ({"answers": (Answer("a", None, "away"), Answer("b", None, "away"))}, ("False", "Starting")),
+        ({"answers": (Answer(pod("a"), None, "away"), Answer(pod("b"), None, "away"))}, ("False", "Starting")),
         ({"pods": (pod("a"), pod("b", ready=False))}, ("False", "NotEnoughRelays")),
         ({"pods": (pod("a"), pod("b", terminating=True))}, ("False", "NotEnoughRelays")),
         ({"pods": (pod("a"), pod("b"), pod("new", ready=False))}, ("True", "Available")),
@@ -328,7 +352,7 @@ RELAY_FACTS = RelayFacts(
 def test_ready_condition_of_a_relay(changes, ready):
     status = relay_status(replace(RELAY_FACTS, **changes), NOW)
     assert conditions(status)["Ready"] == ready
-    assert OutboxRelayStatus.model_validate(status).selector == "x=y"
+    assert "orders" in OutboxRelayStatus.model_validate(status).selector
 
 
 STARTS = {"databaseReachable": False, "schemaReady": False, "message": "has not connected yet", "reason": "Starting"}
@@ -455,7 +479,7 @@ def test_no_more_of_a_report_is_kept_than_the_resources_name():
 def test_the_lag_of_a_silent_relay_still_counts():
     both = (answer("a", [owned(0, lag=70)]), answer("b", [owned(1, lag=64)]))
     before = subscription_status(replace(FACTS, answers=both), NOW)
-    hangs = (answer("a", [owned(0, lag=10)], owners={"0": "shop/a", "1": "shop/b"}), Answer("b", None, "slow"))
+    hangs = (answer("a", [owned(0, lag=10)], owners={"0": "shop/a", "1": "shop/b"}), Answer(pod("b"), None, "slow"))
     status = subscription_status(replace(FACTS, answers=hangs, before=before), NOW)
     assert (status["lag"], status["lagDisplay"]) == (74, "74+")
     assert [(each["pod"], each["lag"]) for each in status["partitions"]] == [("a", 10), ("b", 64)]
@@ -504,11 +528,11 @@ def second(number: int) -> str:
 
 
 def test_pods_that_lack_a_secret_are_named_in_the_same_words_on_both_kinds():
-    lacking = [pod(f"shop-{number}", own=False) for number in range(7)]
+    lacking = [pod(f"shop-{number}", own=False, volumes=frozenset()) for number in range(7)]
     said = []
     for status in (
         subscription_status(replace(FACTS, lacking=lacking), NOW),
-        relay_status(replace(RELAY_FACTS, lacking=lacking), NOW),
+        relay_status(replace(RELAY_FACTS, pods=lacking), NOW),
     ):
         said += [each["message"] for each in status["conditions"] if each["type"] == "SecretsMounted"]
     assert said[0] == said[1]
@@ -516,10 +540,10 @@ def test_pods_that_lack_a_secret_are_named_in_the_same_words_on_both_kinds():
 
 
 def test_own_pods_without_a_secret_are_replaced_by_the_operator_only():
-    lacking = [pod("orders-relay-a")]
+    lacking = [pod("orders-relay-a", volumes=frozenset())]
     for status in (
         subscription_status(replace(FACTS, lacking=lacking), NOW),
-        relay_status(replace(RELAY_FACTS, lacking=lacking), NOW),
+        relay_status(replace(RELAY_FACTS, pods=lacking), NOW),
     ):
         (mounted,) = (each for each in status["conditions"] if each["type"] == "SecretsMounted")
         assert (mounted["status"], mounted["reason"]) == ("False", "Progressing")
@@ -530,7 +554,7 @@ def test_own_pods_without_a_secret_are_replaced_by_the_operator_only():
 
 
 def test_the_reason_that_pods_do_not_start_is_reported_in_kubernetes_words():
-    silent = (Answer("a", None, "has no address yet"),)
+    silent = (Answer(pod("a"), None, "has no address yet"),)
     for changes, message in (
         ({"pods": (), "answers": (), "uncreated": "pods is forbidden: exceeded quota"}, "exceeded quota"),
         ({"pods": (pod("a", problem="can't be scheduled (x)"),), "answers": silent}, "a can't be scheduled (x)"),
@@ -559,7 +583,7 @@ def test_a_forbidden_request_is_a_warning():
 
 
 def test_a_possible_network_policy_is_named_if_no_relay_answers():
-    silent = (Answer("a", None, "did not answer in time"),)
+    silent = (Answer(pod("a"), None, "did not answer in time"),)
     for status in (
         subscription_status(replace(FACTS, answers=silent), NOW),
         relay_status(replace(RELAY_FACTS, answers=silent), NOW),

@@ -10,10 +10,11 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
 from mailboat_operator.kube.client import ApiUnavailable, Kube, NotFound, Throttled
+from mailboat_operator.metrics import Metrics
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.webhook import server
 from mailboat_operator.webhook.injection import Outcome
-from mailboat_operator.webhook.server import PATH, InjectionMetrics, Webhook, answer_timeout
+from mailboat_operator.webhook.server import PATH, Webhook, answer_timeout
 from support.wait import await_until
 
 
@@ -57,14 +58,14 @@ class ShakyKube(Kube):
 
 async def test_a_moment_without_an_api_server_costs_no_pod_its_answer():
     kube = ShakyKube()
-    hook = Webhook(kube, RelayImage("relay:1"), InjectionMetrics(CollectorRegistry()))
+    hook = Webhook(kube, RelayImage("relay:1"), Metrics(CollectorRegistry()))
     answer = await hook.answer(REQUEST, within=60)
     assert (answer.outcome, kube.asked) == (Outcome.LEFT_OUT, 3)
     assert 'no OutboxRelay "orders"' in answer.warnings[0]
 
 
 async def test_a_pod_is_let_through_before_the_api_server_gives_up_on_the_webhook():
-    hook = Webhook(SilentKube(), RelayImage("relay:1"), InjectionMetrics(CollectorRegistry()))
+    hook = Webhook(SilentKube(), RelayImage("relay:1"), Metrics(CollectorRegistry()))
     review = {"request": REQUEST}
     async with TestClient(TestServer(hook.application())) as client, asyncio.timeout(60):
         answer = await client.post(f"{PATH}?timeout=1s", json=review)
@@ -81,7 +82,7 @@ async def in_pieces():
 
 @pytest.mark.parametrize("body", [io.BytesIO(bytes(2_500_000)), in_pieces()], ids=["by its length", "while it is read"])
 async def test_a_review_larger_than_that_of_any_pod_is_refused(body):
-    hook = Webhook(SilentKube(), RelayImage("relay:1"), InjectionMetrics(CollectorRegistry()))
+    hook = Webhook(SilentKube(), RelayImage("relay:1"), Metrics(CollectorRegistry()))
     async with TestClient(TestServer(hook.application())) as client, asyncio.timeout(60):
         assert (await client.post(PATH, data=body)).status == 413
 
@@ -90,7 +91,7 @@ async def test_reviews_wait_for_memory_and_too_many_of_them_are_refused(monkeypa
     monkeypatch.setattr(server, "_MEMORY", server._LEAST)
     monkeypatch.setattr(server, "_MAX_WAITERS", 1)
     kube = SilentKube()
-    hook = Webhook(kube, RelayImage("relay:1"), InjectionMetrics(CollectorRegistry()))
+    hook = Webhook(kube, RelayImage("relay:1"), Metrics(CollectorRegistry()))
     async with TestClient(TestServer(hook.application())) as client, asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         first = tasks.create_task(client.post(f"{PATH}?timeout=30s", json={"request": REQUEST}))
         await kube.asked.wait()

@@ -15,14 +15,6 @@ States of a key (namespace and name of a relay) in the work queue:
     busy        one worker reconciles it; an event meanwhile makes it due again afterwards
     delayed     the last reconcile named the next run (seconds), or failed (back-off, at most a minute)
 
-One reconcile (``reconcile.Reconciler``):
-
-    observe     resource and children from the cache, reports from the relay pods
-    desired     children and configuration, pure
-    apply       server-side apply of children that differ; a blocked child does not block the others
-    push        configuration, then partition assignment, to relays that have another one
-    status      patch of statuses that changed, then their Kubernetes events
-
 Deletion needs no finalizer. Kubernetes removes the children by their owner references. A relay that is deleted while
 its reconcile runs is noticed before the first write.
 """

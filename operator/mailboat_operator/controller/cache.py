@@ -1,7 +1,7 @@
 """Cache of the cluster state: both custom resources, their children, and the pods with relays or consumers.
 
-Updates come from several sources (kopf events, watches, lists, responses to writes) in any order. The newest version of
-an object wins. A deletion is final: a response that was in flight during the deletion does not restore the object. A
+Updates come from several sources (kopf events, lists, responses to writes) in any order. The newest version of an
+object wins. A deletion is final: a response that was in flight during the deletion does not restore the object. A
 relevant change calls ``on_change`` with the key of the affected relay, or of the subscription with a source, so sources
 need not resolve it. A change of a status that only the operator writes is not relevant; otherwise the operator would
 react to its own writes.
@@ -16,14 +16,16 @@ from typing import Any, Final
 
 from mailboat_operator.kube.client import CONSUMER_POD, DEPLOYMENT, POD, RELAY, SUBSCRIPTION, Key, Kind, Listed, Object
 from mailboat_operator.relays.pods import ConsumerPod, RelayPod, consumer_pod, relay_pod
-from mailboat_operator.resources import CHILD_KINDS, replica_failure, rollout_failure
+from mailboat_operator.resources import CHILD_KINDS, deployment_failures
 from mailboat_operator.resources.pod import child_name, has_source, relay_of
 from mailboat_spec.names import RELAY_LABEL, SUBSCRIPTION_LABEL
 
 _CONSUMER: Final = "eventsubscriptions/"
 """Before the name of a subscription with a source. A relay's name has no slash."""
 
-_KINDS: Final = (RELAY, SUBSCRIPTION, POD, CONSUMER_POD, *CHILD_KINDS)
+RELAY_KINDS: Final = (RELAY, SUBSCRIPTION, *CHILD_KINDS, POD)
+CONSUMER_KINDS: Final = (CONSUMER_POD,)
+WATCHED: Final = (*RELAY_KINDS, *CONSUMER_KINDS)
 _NOISE: Final = frozenset({"resourceVersion", "managedFields", "selfLink"})
 _REMEMBERED: Final = 600.0
 """Seconds for which a deleted object is remembered; no response is in flight for that long."""
@@ -37,7 +39,7 @@ class ResourceCache:
     ) -> None:
         self.on_change = on_change
         self._clock = clock
-        self._objects: dict[Kind, dict[Key, Object]] = {kind: {} for kind in _KINDS}
+        self._objects: dict[Kind, dict[Key, Object]] = {kind: {} for kind in WATCHED}
         self._by_relay: dict[Kind, defaultdict[Key, set[Key]]] = {
             kind: defaultdict(set) for kind in (SUBSCRIPTION, POD, CONSUMER_POD)
         }
@@ -45,22 +47,20 @@ class ResourceCache:
         self._removed: dict[str, tuple[float, float]] = {}
         """By uid: the version at which the object was removed, and the time."""
 
-    def relays(self) -> list[Key]:
-        """Every relay that exists or is referenced by a subscription, and every subscription with a source."""
-        referred = [key for key, names in self._by_relay[SUBSCRIPTION].items() if names]
-        return sorted({*self._objects[RELAY], *referred})
+    def all_keys(self) -> list[Key]:
+        """Every key to reconcile: relays that exist or that a subscription or pod refers to, and consumers.
 
-    def referenced_by_pods(self) -> list[Key]:
-        """Relay names referenced only by pods. Nothing to reconcile, but the pods need an event."""
-        return sorted({key for key, names in self._by_relay[POD].items() if names} - set(self.relays()))
+        If only pods refer to a relay, there is nothing to apply, but the pods need an event.
+        """
+        return sorted({*self._objects[RELAY], *self._by_relay[SUBSCRIPTION], *self._by_relay[POD]})
 
     def relay(self, key: Key) -> Object | None:
         return self._objects[RELAY].get(key)
 
     def subscriptions_of(self, key: Key) -> list[Object]:
         """Subscriptions of a relay, oldest first, so that the oldest has precedence."""
-        found = [self._objects[SUBSCRIPTION][each] for each in self._by_relay[SUBSCRIPTION].get(key, ())]
-        return sorted(found, key=_age)
+        found = [self._objects[SUBSCRIPTION][each] for each in sorted(self._by_relay[SUBSCRIPTION].get(key, ()))]
+        return sorted(found, key=lambda each: each["metadata"].get("creationTimestamp") or "")
 
     def pods_of(self, key: Key) -> list[RelayPod]:
         return [relay_pod(self._objects[POD][each]) for each in sorted(self._by_relay[POD].get(key, ()))]
@@ -84,11 +84,15 @@ class ResourceCache:
         """Store an object, current or slightly outdated."""
         key = _key(found)
         before = self._objects[kind].get(key)
-        if self._was_removed_since(found) or (before is not None and _is_older(found, before)):
+        # Regardless of uid: a late event of a predecessor must not replace the successor and then be deleted.
+        is_older = before is not None and _version(found) < _version(before)
+        if is_older or self._was_removed_since(found):
             return
         self._forget_links(kind, key)
         self._objects[kind][key] = found
-        self._link(kind, key, found)
+        if kind in self._by_relay:
+            for relay in _relays_of(kind, found):
+                self._by_relay[kind][relay].add(key)
         if before is None or _is_relevant(kind, before, found):
             self._notify(kind, *([] if before is None else [before]), found)
 
@@ -100,12 +104,10 @@ class ResourceCache:
         key, uid = _key(deleted), deleted["metadata"]["uid"]
         version = _version(deleted) if version is None else version
         before = self._objects[kind].get(key)
-        if before is not None and before["metadata"]["uid"] != uid:
-            before = None
-        if before is not None and _version(before) > version:
-            return
-        self._record_removal(uid, version)
-        if before is not None:
+        if before is None or before["metadata"]["uid"] != uid:
+            self._record_removal(uid, version)
+        elif _version(before) <= version:
+            self._record_removal(uid, version)
             self._forget_links(kind, key)
             del self._objects[kind][key]
             if kind in (RELAY, SUBSCRIPTION):
@@ -142,11 +144,6 @@ class ResourceCache:
                 self.remove(kind, cached, _number(listed.resource_version))
         for item in listed.items:
             self.store(kind, item)
-
-    def _link(self, kind: Kind, key: Key, found: Object) -> None:
-        if kind in self._by_relay:
-            for relay in _relays_of(kind, found):
-                self._by_relay[kind][relay].add(key)
 
     def _forget_links(self, kind: Kind, key: Key) -> None:
         before = self._objects[kind].get(key)
@@ -190,7 +187,7 @@ def _is_relevant(kind: Kind, before: Object, found: Object) -> bool:
         return relay_pod(before) != relay_pod(found)
     if kind == CONSUMER_POD:
         return consumer_pod(before) != consumer_pod(found)
-    if kind == DEPLOYMENT and any(failure(before) != failure(found) for failure in (replica_failure, rollout_failure)):
+    if kind == DEPLOYMENT and deployment_failures(before) != deployment_failures(found):
         return True
     return essence(before) != essence(found)
 
@@ -202,18 +199,8 @@ def essence(found: Object) -> dict[str, Any]:
     return {**rest, "metadata": metadata}
 
 
-def _age(found: Object) -> tuple[str, str]:
-    metadata = found["metadata"]
-    return metadata.get("creationTimestamp") or "", metadata["name"]
-
-
 def _key(found: Object) -> Key:
     return found["metadata"]["namespace"], found["metadata"]["name"]
-
-
-def _is_older(found: Object, before: Object) -> bool:
-    """Compare regardless of uid: a late event of a predecessor must not replace the successor and then be deleted."""
-    return _version(found) < _version(before)
 
 
 def _version(found: Object) -> int:

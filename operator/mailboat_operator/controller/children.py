@@ -30,8 +30,7 @@ from mailboat_operator.kube.client import (
     ServerFailed,
 )
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.resources import CHILD_KINDS
-from mailboat_operator.resources.ownership import Owner, owner_of
+from mailboat_operator.resources import CHILD_KINDS, Owner, owner_of
 from mailboat_operator.resources.pod import child_name
 from mailboat_operator.status.conditions import Blocker, EventNote
 from mailboat_spec import OutboxRelay, Reason
@@ -121,9 +120,7 @@ class ChildApplier:
     async def apply(self, relay: OutboxRelay, desired: dict[Kind, Object]) -> ApplyResult:
         result = ApplyResult(child_name(relay.metadata.name))
         key = (relay.metadata.namespace, relay.metadata.name)
-        for kind in CHILD_KINDS:
-            if kind not in desired:
-                continue
+        for kind in (kind for kind in CHILD_KINDS if kind in desired):
             if (recent := self._recent_error(kind, key, desired[kind])) is not None:
                 result.blocked[kind] = recent
                 continue
@@ -151,9 +148,9 @@ class ChildApplier:
         key = (relay.metadata.namespace, relay.metadata.name)
         for kind in kinds:
             live = self.cache.child(kind, key)
-            if live is None or owner_of(live, key[1], relay.metadata.uid) is not Owner.OWN:
+            if live is None or live["metadata"].get("deletionTimestamp"):
                 continue
-            if live["metadata"].get("deletionTimestamp"):
+            if owner_of(live, key[1], relay.metadata.uid) is not Owner.OWN:
                 continue
             try:
                 await self.kube.delete(kind, key[0], live["metadata"]["name"], live["metadata"]["uid"])
@@ -166,15 +163,13 @@ class ChildApplier:
         if live is None:
             self._remember(kind, key, desired, await self.kube.apply(kind, desired))
             return
-        match owner_of(live, key[1], relay.metadata.uid):
-            case Owner.FOREIGN:
-                raise NameTaken(kind.name)
-            case Owner.PREDECESSOR:
-                raise DeletionPending(
-                    f"{kind.name} {child_name(key[1])} of the deleted relay is still there{_FINALIZER_HINT}"
-                )
+        child, owner = f"{kind.name} {child_name(key[1])}", owner_of(live, key[1], relay.metadata.uid)
+        if owner is Owner.FOREIGN:
+            raise NameTaken(kind.name)
+        if owner is Owner.PREDECESSOR:
+            raise DeletionPending(f"{child} of the deleted relay is still there{_FINALIZER_HINT}")
         if live["metadata"].get("deletionTimestamp"):
-            raise DeletionPending(f"{kind.name} {child_name(key[1])} is being deleted{_FINALIZER_HINT}")
+            raise DeletionPending(f"{child} is being deleted{_FINALIZER_HINT}")
         before, applied = self._applied.get((kind, key), (None, None))
         touched = applied is not None and essence(live) != essence(applied)
         if before == desired and not touched:
@@ -185,7 +180,7 @@ class ChildApplier:
         if foreign and applied["metadata"]["resourceVersion"] != live["metadata"]["resourceVersion"]:
             self.metrics.drift_corrected.labels(kind.name).inc()
             fields = ", ".join(itertools.islice(_changed(essence(live), essence(applied)), _NAMED_FIELDS))
-            note = f"{kind.name} {child_name(key[1])} was changed by another client and is restored: {fields}."
+            note = f"{child} was changed by another client and is restored: {fields}."
             result.events.append(EventNote(True, "DriftCorrected", note))
         self._remember(kind, key, desired, applied)
 

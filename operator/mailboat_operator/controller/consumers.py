@@ -6,17 +6,17 @@ The consumers run in pods of the application (``runtime: InProcess``), which car
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.observation import parse_subscription
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import SUBSCRIPTION, Key
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
+from mailboat_operator.relays.observation import parse_subscription
+from mailboat_operator.relays.pods import ConsumerPod
 from mailboat_operator.relays.reports import PodPoll, PollTimeouts
 from mailboat_operator.status.consumer import consumer_status
 from mailboat_spec.consumer_report import ConsumerReport
@@ -25,7 +25,7 @@ from mailboat_spec.consumer_report import ConsumerReport
 @dataclass(slots=True)
 class _Pod:
     created: str
-    """Creation time of its pod, as Kubernetes writes it."""
+    """Creation time, as Kubernetes writes it."""
     count: int | None
     """Count in the last answer; None if it is unknown how much of it is already in the total."""
 
@@ -75,8 +75,7 @@ class Consumers:
     metrics: Metrics
     timeouts: PollTimeouts
     interval: float
-    wall_clock: Callable[[], float] = time.time
-    _polls: dict[Key, PodPoll[ConsumerReport]] = field(default_factory=dict, init=False)
+    _polls: dict[Key, PodPoll[ConsumerPod, ConsumerReport]] = field(default_factory=dict, init=False)
     _dead: dict[str, RestartTotal] = field(default_factory=dict, init=False)
     """Dead letters, by uid of the subscription."""
 
@@ -90,16 +89,14 @@ class Consumers:
         (found,) = subscriptions
         parsed = parse_subscription(found)
         metadata = found["metadata"]
-        name = f"{metadata['namespace']}/{metadata['name']}"
+        namespace, name = metadata["namespace"], metadata["name"]
         pods = [pod for pod in self.cache.consumer_pods_of(key) if pod.alive]
         poll = self._polls.setdefault(key, PodPoll(self.timeouts, "pods"))
-        answers = await poll.poll(pods, lambda pod: self.client.consumer_status(pod, name))
-        reports = ((pod.uid, answer.report) for pod, answer in zip(pods, answers, strict=True))
-        counts = {uid: report.dead for uid, report in reports if report is not None}
+        answers = await poll.poll(pods, lambda pod: self.client.consumer_status(pod, f"{namespace}/{name}"))
+        counts = {answer.pod.uid: answer.report.dead for answer in answers if answer.report is not None}
         total = self._dead.setdefault(metadata["uid"], RestartTotal((found.get("status") or {}).get("dead", 0)))
         dead = total.count(counts, {pod.uid: pod.created for pod in pods})
-        now = datetime.fromtimestamp(self.wall_clock(), UTC)
-        status = consumer_status(found, parsed.subscription, parsed.problem, answers, dead, now)
-        self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", 0))
+        status = consumer_status(found, parsed.subscription, parsed.problem, answers, dead, datetime.now(UTC))
+        self.metrics.lag.labels(namespace, name).set(status.get("lag", 0))
         await self.status_writer.write_status(SUBSCRIPTION, found, status)
         return self.interval if pods else None

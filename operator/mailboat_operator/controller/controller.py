@@ -1,7 +1,5 @@
 """The controller: kopf's events fill the cache, changes fill the work queue, workers reconcile one key after the other.
 
-    kopf feed -> ResourceCache -> WorkQueue -> Reconciler or Consumers
-
 States of a watch scope (one namespace, or all of them):
 
     starting    a watch is not open yet, or a list is missing: changes are cached, and nothing is reconciled
@@ -22,45 +20,27 @@ import asyncio
 import itertools
 import logging
 import random
-import socket
 import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from mailboat_operator.controller.cache import ResourceCache, is_consumer
+from mailboat_operator.controller.cache import CONSUMER_KINDS, RELAY_KINDS, WATCHED, ResourceCache, is_consumer
 from mailboat_operator.controller.children import ChildApplier, DeletionPending
 from mailboat_operator.controller.consumers import Consumers
 from mailboat_operator.controller.kopf_feed import KopfFeed
 from mailboat_operator.controller.reconcile import Reconciler
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.controller.workqueue import Backoff, WorkQueue
-from mailboat_operator.kube.client import (
-    CONSUMER_POD,
-    POD,
-    RELAY,
-    SUBSCRIPTION,
-    Conflict,
-    Key,
-    Kind,
-    Kube,
-    KubeError,
-    Object,
-)
+from mailboat_operator.kube.client import RELAY, SUBSCRIPTION, Conflict, Key, Kind, Kube, KubeError, Object
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.reports import PollTimeouts
 from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
-from mailboat_operator.resources import CHILD_KINDS
 from mailboat_operator.resources.pod import RelayImage
-from mailboat_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_RELAY_FEED: Final = (RELAY, SUBSCRIPTION, *CHILD_KINDS, POD)
-_CONSUMER_FEED: Final = (CONSUMER_POD,)
-"""A feed of its own, since a kopf process has one label selector per resource."""
-_WATCHED: Final = (*_RELAY_FEED, *_CONSUMER_FEED)
 _BLOCKED_RETRY: Final = 6
 """Status intervals until a blocked child is retried. Others must remove the cause: a taken name, a quota, a policy."""
 
@@ -78,15 +58,6 @@ class ControllerSettings:
     compare_interval: float = 300.0
     """Seconds between two comparisons of the cache with full lists, independent of watch events."""
     backoff: Backoff = field(default_factory=Backoff)
-
-    @classmethod
-    def of(cls, settings: Settings) -> ControllerSettings:
-        return cls(
-            image=RelayImage(settings.relay_image, settings.relay_image_pull_policy),
-            namespaces=settings.namespaces,
-            instance=settings.identity or socket.gethostname(),
-            status_interval=settings.status_interval.seconds,
-        )
 
     @property
     def timeouts(self) -> PollTimeouts:
@@ -121,17 +92,13 @@ class _WatchScope:
     """One namespace, or all of them. No relay in it is reconciled before its lists are complete."""
 
     namespace: str | None
-    unlisted: set[Kind] = field(default_factory=lambda: set(_WATCHED))
+    unlisted: set[Kind] = field(default_factory=lambda: set(WATCHED))
     """Kinds that were not listed yet while their watch was open."""
     outdated: set[Kind] = field(default_factory=set)
     """Kinds whose watch was opened after a list of kopf: deletions before it must be found."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     unreadable: dict[Kind, str] = field(default_factory=dict)
     """Status codes of failing requests, by kind. The same failure is logged once."""
-
-    @property
-    def synced(self) -> bool:
-        return not self.unlisted
 
     @property
     def name(self) -> str:
@@ -164,7 +131,8 @@ class Controller:
         self.cache.on_change = self._key_changed
         try:
             async with asyncio.TaskGroup() as tasks:
-                for kinds in (_RELAY_FEED, _CONSUMER_FEED):
+                # One feed for each kind of pod: a kopf process has one label selector per resource.
+                for kinds in (RELAY_KINDS, CONSUMER_KINDS):
                     tasks.create_task(self._run_feed(kinds))
                 for scope in self._scopes.values():
                     tasks.create_task(self._keep_synced(scope))
@@ -199,7 +167,7 @@ class Controller:
 
     def _key_changed(self, key: Key) -> None:
         """Queue a relay. If its scope is not synced yet, the initial reconcile covers the change."""
-        if any(scope.synced for scope in self._scopes.values() if scope.has(key[0])):
+        if any(not scope.unlisted for scope in self._scopes.values() if scope.has(key[0])):
             self._queue.add(key)
 
     # ---- tasks -----------------------------------------------------------------------------------------------------
@@ -231,7 +199,7 @@ class Controller:
                     await scope.wake.wait()
                 scope.wake.clear()
             except TimeoutError:
-                scope.outdated = set(_WATCHED) - scope.unlisted
+                scope.outdated = set(WATCHED) - scope.unlisted
                 self._queue_all(scope)
             while scope.outdated:
                 kind = scope.outdated.pop()
@@ -242,7 +210,7 @@ class Controller:
                 scope.unlisted.discard(kind)
 
     def _queue_all(self, scope: _WatchScope) -> int:
-        keys = [key for key in (*self.cache.relays(), *self.cache.referenced_by_pods()) if scope.has(key[0])]
+        keys = [key for key in self.cache.all_keys() if scope.has(key[0])]
         for key in keys:
             self._key_changed(key)
         return len(keys)
@@ -282,8 +250,6 @@ class Controller:
         delay = self._queue.failed(key, error.retry_after)
         expected = isinstance(error, Conflict | DeletionPending)
         self.metrics.reconciles.labels("conflict" if expected else "unavailable").inc()
-        log.log(
-            logging.INFO if expected else logging.WARNING,
-            "Reconcile not finished, requeued",
-            extra={"relay": "/".join(key), "error": str(error), "seconds": round(delay, 1)},
-        )
+        level = logging.INFO if expected else logging.WARNING
+        extra = {"relay": "/".join(key), "error": str(error), "seconds": round(delay, 1)}
+        log.log(level, "Reconcile not finished, requeued", extra=extra)

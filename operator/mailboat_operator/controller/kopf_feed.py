@@ -1,11 +1,9 @@
 """kopf integration: watch every kind that the controller needs, and forward the events. The only module with kopf.
 
 Only event handlers are used. Every other kind of handler puts finalizers or annotations on user resources, and then a
-namespace could not be deleted while the operator is down. Peering is off, because a Lease elects the leader. Scanning
-for kinds and namespaces is off, because both are known.
-
-kopf runs in its own thread with its own event loop. It replaces signal handlers and cancels every task that started
-after it; neither may happen in the operator's loop.
+namespace could not be deleted while the operator is down. Peering is off, because a Lease elects the leader; scanning
+for kinds and namespaces, because both are known. kopf replaces signal handlers and cancels every task that started
+after it, so it runs in its own thread with its own event loop.
 
 Life of one watch, per kind and namespace:
 
@@ -18,7 +16,7 @@ does not report deletions that happened before a list: the list only contains ex
 kopf's requests, and reports when a watch is open after a list (``watch_opened``). A list that the controller makes from
 then on finds the earlier deletions, and the watch reports the later ones.
 
-The operator creates and closes kopf's sessions (``kube.http``). If kopf is stopped during its start, it may log in
+The operator creates and closes kopf's sessions. If kopf is stopped during its start, it may log in
 again after it closed its sessions, and that session would leak.
 """
 
@@ -28,7 +26,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
@@ -36,8 +34,7 @@ import aiohttp
 import kopf
 from yarl import URL
 
-from mailboat_operator.kube.client import Kind, Kube, Object
-from mailboat_operator.kube.http import ClosableConnections
+from mailboat_operator.kube.client import ClosableConnections, Kind, Kube, Object
 
 _STOP_WITHIN: Final = 2.0
 """Seconds to wait for kopf's thread at shutdown. Best effort: kopf only reads, so a late exit does no harm."""
@@ -46,8 +43,8 @@ _LOGIN_EVERY: Final = 1.0
 _REQUEST_EVERY: Final = 0.1
 """Minimum seconds between two requests of one watch: a server may end it at once, repeatedly."""
 _REPLACED_LOGS: Final = ("kopf._cogs.clients.api", "kopf._core.reactor.running")
-"""Loggers of kopf whose errors are expected: failed requests are reported by ``request_failed``, and signals are
-ignored outside the main thread on purpose."""
+"""Loggers of kopf whose errors are expected: failed requests are reported by ``request_done``, and signals are ignored
+outside the main thread on purpose."""
 
 
 class FeedListener(Protocol):
@@ -83,6 +80,7 @@ class KopfFeed:
         self._namespaces = tuple(namespaces)
         self._kinds = kinds
         self._listener = listener
+        self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
         # The attributes below are used by kopf's thread only.
         self._connections = ClosableConnections()
@@ -97,17 +95,15 @@ class KopfFeed:
 
     async def run(self) -> None:
         """Run until cancelled. Raise if kopf ends by itself, which it should not."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
+        ended: asyncio.Future[None] = self._loop.create_future()
 
         def work() -> None:
             try:
-                asyncio.run(self._operator(loop))
+                asyncio.run(self._operator())
                 outcome: BaseException = RuntimeError("kopf ended by itself")
             except BaseException as error:
                 outcome = error
-            if not self._stop.is_set():
-                loop.call_soon_threadsafe(_fail, ended, outcome)
+            self._call(_fail, ended, outcome)
 
         for name in _REPLACED_LOGS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -119,10 +115,15 @@ class KopfFeed:
             self._stop.set()
             await asyncio.shield(asyncio.to_thread(thread.join, _STOP_WITHIN))
 
-    async def _operator(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _call(self, receive: Callable[..., object], *arguments: object) -> None:
+        """Call a function in the operator's event loop, from kopf's thread, unless the feed was stopped."""
+        if not self._stop.is_set():
+            self._loop.call_soon_threadsafe(receive, *arguments)
+
+    async def _operator(self) -> None:
         try:
             await kopf.operator(
-                registry=self._registry(loop),
+                registry=self._registry(),
                 settings=self._settings(),
                 standalone=True,
                 clusterwide=not self._namespaces,
@@ -132,7 +133,7 @@ class KopfFeed:
         finally:
             await self._connections.close()
 
-    def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+    def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
 
         @kopf.on.login(registry=registry)
@@ -147,71 +148,65 @@ class KopfFeed:
                 ca_path=api.ssl_ca_cert,
                 certificate_path=api.cert_file,
                 private_key_path=api.key_file,
-                token=await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._kube.token(), loop)),
+                token=await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._kube.token(), self._loop)),
                 insecure=not api.verify_ssl,
             )
             session = aiohttp.ClientSession(
                 connector=self._connections.connector(credentials.as_ssl_context()),
                 headers=credentials.as_http_headers(),
-                trace_configs=[self._trace(loop, URL(credentials.server).path)],
+                trace_configs=[self._trace(URL(credentials.server).path)],
                 trust_env=False,
             )
             return kopf.AiohttpSession(server=credentials.server, aiohttp_session=session)
 
         for kind in self._kinds:
-            kopf.on.event(kind.api_version, kind.plural, registry=registry)(self._handler(loop, kind))
+            kopf.on.event(kind.api_version, kind.plural, registry=registry)(self._handler(kind))
         return registry
 
-    def _handler(self, loop: asyncio.AbstractEventLoop, kind: Kind) -> Any:
+    def _handler(self, kind: Kind) -> Any:
         async def handle(event: Any, **_: Any) -> None:
-            if not self._stop.is_set():
-                deleted = event["type"] == "DELETED"
-                receive = self._listener.object_deleted if deleted else self._listener.object_updated
-                # kopf passes views on dicts, and listed items lack apiVersion and kind.
-                found = {"apiVersion": kind.api_version, "kind": kind.name, **dict(event["object"])}
-                loop.call_soon_threadsafe(receive, kind, found)
+            deleted = event["type"] == "DELETED"
+            receive = self._listener.object_deleted if deleted else self._listener.object_updated
+            # kopf passes views on dicts, and listed items lack apiVersion and kind.
+            self._call(receive, kind, {"apiVersion": kind.api_version, "kind": kind.name, **dict(event["object"])})
 
         handle.__name__ = kind.plural
         return handle
 
-    def _trace(self, loop: asyncio.AbstractEventLoop, root: str) -> aiohttp.TraceConfig:
+    def _trace(self, root: str) -> aiohttp.TraceConfig:
         """Observe the requests of kopf to the API server, whose address may have a path: ``root``."""
-        trace = aiohttp.TraceConfig()
-
-        def path_of(url: URL) -> str:
-            return url.path.removeprefix(root.rstrip("/"))
+        trace, prefix = aiohttp.TraceConfig(), root.rstrip("/")
 
         async def start(_: Any, __: SimpleNamespace, request: aiohttp.TraceRequestStartParams) -> None:
-            path = path_of(request.url)
+            path = request.url.path.removeprefix(prefix)
             if path in self._paths:
                 pause = self._requested.get(path, 0.0) + _REQUEST_EVERY - time.monotonic()
                 self._requested[path] = time.monotonic() + max(pause, 0.0)
                 await asyncio.sleep(max(pause, 0.0))
 
         async def end(_: Any, __: SimpleNamespace, request: aiohttp.TraceRequestEndParams) -> None:
-            self._done(loop, request.url, path_of(request.url), str(request.response.status))
+            self._done(request.url, prefix, str(request.response.status))
 
         async def fail(_: Any, __: SimpleNamespace, request: aiohttp.TraceRequestExceptionParams) -> None:
-            self._done(loop, request.url, path_of(request.url), "error")
+            self._done(request.url, prefix, "error")
 
         trace.on_request_start.append(start)
         trace.on_request_end.append(end)
         trace.on_request_exception.append(fail)
         return trace
 
-    def _done(self, loop: asyncio.AbstractEventLoop, url: URL, path: str, code: str) -> None:
-        if path not in self._paths or self._stop.is_set():
+    def _done(self, url: URL, prefix: str, code: str) -> None:
+        path = url.path.removeprefix(prefix)
+        if path not in self._paths:
             return
         kind, namespace = self._paths[path]
         verb = "watch" if "watch" in url.query else "list"
-        loop.call_soon_threadsafe(self._listener.request_done, verb, kind, namespace, code)
-        if code != "200":
-            return
-        if verb == "list":
+        self._call(self._listener.request_done, verb, kind, namespace, code)
+        if code == "200" and verb == "list":
             self._listed.add(path)
-        elif path in self._listed:
+        elif code == "200" and path in self._listed:
             self._listed.discard(path)
-            loop.call_soon_threadsafe(self._listener.watch_opened, kind, namespace)
+            self._call(self._listener.watch_opened, kind, namespace)
 
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()

@@ -1,30 +1,21 @@
 """Reconcile one relay: observe, compute the desired children, apply them, push to the relays, write the status.
 
-Level-triggered: every reconcile runs the same steps on the current state, whatever triggered it. A second run without
-changes writes nothing. If a step fails, the queue retries the whole reconcile. Order matters in one place only: the
-configuration is written to the ConfigMap before it is pushed, so that a restarted relay finds at least the version it
-had.
+Level-triggered: every reconcile runs the same steps on the current state, and a second run without changes writes
+nothing. If a step fails, the queue retries the whole reconcile. Order matters in one place only: the configuration is
+written to the ConfigMap before it is pushed, so that a restarted relay finds at least the version it had.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final
 
 from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.children import ChildApplier, forbidden_blocker
-from mailboat_operator.controller.observation import (
-    Observation,
-    ObservedSubscription,
-    SubscriptionParser,
-    find_last_valid_form,
-    parse_relay,
-    parse_subscription,
-)
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.kube.client import (
     CONFIG_MAP,
@@ -38,10 +29,18 @@ from mailboat_operator.kube.client import (
     Object,
     Throttled,
 )
+from mailboat_operator.relays.observation import (
+    Observation,
+    ObservedSubscription,
+    SubscriptionParser,
+    find_last_valid_form,
+    parse_relay,
+    parse_subscription,
+)
 from mailboat_operator.relays.reports import Answer, partitions_of
 from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
-from mailboat_operator.resources import CHILD_KINDS, desired
+from mailboat_operator.resources import CHILD_KINDS, Owner, desired, owner_of
 from mailboat_operator.resources.configmap import (
     Configuration,
     all_paused,
@@ -50,7 +49,6 @@ from mailboat_operator.resources.configmap import (
     raw_item,
     too_large,
 )
-from mailboat_operator.resources.ownership import Owner, owner_of
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.status.conditions import Blocker, EventNote
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
@@ -86,7 +84,6 @@ class Reconciler:
     signer: Signer
     image: RelayImage
     interval: float
-    wall_clock: Callable[[], float] = time.time
     _failures: dict[Key, int] = field(default_factory=dict, init=False)
     _parsers: dict[Key, SubscriptionParser] = field(default_factory=dict, init=False)
 
@@ -95,30 +92,31 @@ class Reconciler:
         self.status_writer.forget_deleted(key)
         found = self.cache.relay(key)
         if found is None:
-            self._forget(key)
+            self.children.forget(key)
+            self._failures.pop(key, None)
+            self._parsers.pop(key, None)
             return await self._reconcile_missing(key)
         if found["metadata"].get("deletionTimestamp"):
             return None  # garbage collection removes the children; nothing may delay the deletion
         observed = await self._observe(key, found)
         if not self._still_exists(key, found):
             return None  # `found` is outdated: status calls take time. The deletion event triggers a reconcile
-        error: KubeError | None = None
         try:
             result = await self._apply(observed)
-            self._failures.pop(key, None)
-        except KubeError as failure:
-            error = failure
-            result = self._stuck_result(key, failure)
+        except KubeError as error:
+            await self.status_writer.write(observed, self._stuck_blocker(key, error), version=0)
+            raise
+        self._failures.pop(key, None)
         await self.status_writer.write(observed, result.blocker, result.version)
-        if error is not None:
-            raise error
         return self._next_run(observed, result)
 
     # ---- observe ---------------------------------------------------------------------------------------------------
 
     async def _observe(self, key: Key, found: Object) -> Observation:
         relay, problem = parse_relay(found)
-        written = await asyncio.to_thread(configuration_in, await self._own_config_map(key, found))
+        live = await self.children.find(CONFIG_MAP, key)
+        own = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OWN
+        written = await asyncio.to_thread(configuration_in, live) if own else None
         pods = self.cache.pods_of(key)
         polled = [pod for pod in pods if pod.has_relay and not pod.finished]
         answers = await self.relays.poll(key, polled, partitions_of(self.cache.subscriptions_of(key)))
@@ -129,12 +127,7 @@ class Reconciler:
             return [self._observed(key, each, written, answers) for each in parser.read(resources)]
 
         observed = await asyncio.to_thread(subscriptions)  # parsing many subscriptions takes seconds
-        return Observation(key, found, relay, problem, written, observed, pods, polled, answers)
-
-    async def _own_config_map(self, key: Key, found: Object) -> Object | None:
-        live = await self.children.find(CONFIG_MAP, key)
-        own = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OWN
-        return live if own else None
+        return Observation(key, found, relay, problem, written, observed, pods, answers)
 
     def _observed(
         self, key: Key, parsed: ObservedSubscription, written: Configuration | None, answers: Sequence[Answer]
@@ -152,13 +145,11 @@ class Reconciler:
     def _still_exists(self, key: Key, found: Object) -> bool:
         """Return whether the relay resource still exists after the status calls, which take time.
 
-        If the relay was deleted meanwhile with ``--cascade=orphan``, its children stay on purpose. If this reconcile
-        made it their owner again, garbage collection would remove them.
+        If it was deleted meanwhile with ``--cascade=orphan``, its children stay on purpose. With a deleted owner in
+        their references again, garbage collection would remove them.
         """
-        now = self.cache.relay(key)
-        if now is None or now["metadata"]["uid"] != found["metadata"]["uid"]:
-            return False
-        return not now["metadata"].get("deletionTimestamp")
+        now = (self.cache.relay(key) or {}).get("metadata") or {}
+        return now.get("uid") == found["metadata"]["uid"] and not now.get("deletionTimestamp")
 
     # ---- desired, apply, push --------------------------------------------------------------------------------------
 
@@ -169,7 +160,7 @@ class Reconciler:
             return Result()
         if observed.hold_reason:
             return Result(Blocker(Reason.CONFIGURATION_HELD, observed.hold_reason))
-        configuration, excess = await asyncio.to_thread(self._next_configuration, observed, relay)
+        configuration, excess = await asyncio.to_thread(_next_configuration, observed, relay)
         if excess:
             return Result(Blocker(Reason.CONFIGURATION_HELD, excess))
         children = desired(relay, observed.secrets, configuration, self.signer.ring.public_pem(), self.image)
@@ -183,23 +174,16 @@ class Reconciler:
             raise applied.failed
         return Result(applied.blocker, applied.blocked, configuration.version, settled)
 
-    def _next_configuration(self, observed: Observation, relay: OutboxRelay) -> tuple[Configuration, str]:
-        """Return the desired configuration, and why it can't be stored (empty if it can). Takes a while if large."""
-        now_ms = int(self.wall_clock() * 1000)
-        made = next_configuration(relay, observed.items, observed.configuration, now_ms, observed.version_in_use)
-        return made, too_large(made, relay.metadata.name)
-
     async def _push(self, observed: Observation, configuration: Configuration) -> bool:
         """Push configuration and assignment. Return True if no push and no partition move is in flight."""
-        key, polled, answers = observed.key, observed.polled, observed.answers
-        pushed = await self.relays.push_config(key, polled, answers, configuration)
-        moving = await self.relays.push_assignment(key, observed.work, polled, answers, configuration)
+        pushed = await self.relays.push_config(observed.key, observed.answers, configuration)
+        moving = await self.relays.push_assignment(observed.key, observed.work, observed.answers, configuration)
         return not (pushed.in_flight or moving)
 
     # ---- failures and the next run ---------------------------------------------------------------------------------
 
-    def _stuck_result(self, key: Key, error: KubeError) -> Result:
-        """Hide short failures: raise until ``_STUCK`` attempts failed in a row, then return a result for the status.
+    def _stuck_blocker(self, key: Key, error: KubeError) -> Blocker:
+        """Hide short failures: raise until ``_STUCK`` attempts failed in a row, then return a blocker for the status.
 
         A throttled request always raises, since the API server asked for fewer requests.
         """
@@ -207,20 +191,15 @@ class Reconciler:
         if self._failures[key] < _STUCK or isinstance(error, Throttled):
             raise error
         if isinstance(error, Forbidden):
-            return Result(forbidden_blocker(str(error)))
-        return Result(Blocker(Reason.PROGRESSING, f"The operator can't finish its work, and tries again: {error}."))
+            return forbidden_blocker(str(error))
+        return Blocker(Reason.PROGRESSING, f"The operator can't finish its work, and tries again: {error}.")
 
     def _next_run(self, observed: Observation, result: Result) -> float:
-        if CONFIG_MAP in result.blocked or (result.blocked and not observed.polled):
+        if CONFIG_MAP in result.blocked or (result.blocked and not observed.answers):
             return self.children.retry_interval
-        if not observed.polled:
+        if not observed.answers:
             return _WITHOUT_PODS
         return self.interval if result.settled else min(self.interval, _SOON)
-
-    def _forget(self, key: Key) -> None:
-        self.children.forget(key)
-        self._failures.pop(key, None)
-        self._parsers.pop(key, None)
 
     # ---- a name without a relay ------------------------------------------------------------------------------------
 
@@ -239,7 +218,7 @@ class Reconciler:
             if pod.lacks_sidecar:
                 regarding = {"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}}
                 await self.status_writer.write_events(POD, regarding, [no_such_relay])
-        now = datetime.fromtimestamp(self.wall_clock(), UTC)
+        now = datetime.now(UTC)
         for found in self.cache.subscriptions_of(key):
             facts = SubscriptionFacts(
                 name=f"{key[0]}/{found['metadata']['name']}",
@@ -259,10 +238,20 @@ class Reconciler:
         orphaned = live is not None and owner_of(live, key[1], "") is not Owner.PREDECESSOR
         before = self.relays.pushed_config(key) or await asyncio.to_thread(configuration_in, live)
         if pods and before is not None and not orphaned:
-            paused = await asyncio.to_thread(all_paused, before, int(self.wall_clock() * 1000))
+            paused = await asyncio.to_thread(all_paused, before, _now_ms())
             answers = await self.relays.poll(key, pods, {})
-            pushed = await self.relays.push_config(key, pods, answers, paused)
+            pushed = await self.relays.push_config(key, answers, paused)
             behind = pushed.behind or any(answer.report is None for answer in answers)
             return self.interval if behind else None  # the pushed configuration is kept while these pods exist
         self.relays.forget(key)
         return None
+
+
+def _next_configuration(observed: Observation, relay: OutboxRelay) -> tuple[Configuration, str]:
+    """Return the desired configuration, and why it can't be stored (empty if it can). Takes a while if large."""
+    made = next_configuration(relay, observed.items, observed.configuration, _now_ms(), observed.version_in_use)
+    return made, too_large(made, relay.metadata.name)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

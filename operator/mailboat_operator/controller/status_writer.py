@@ -10,13 +10,12 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.controller.observation import Observation, ObservedSubscription
 from mailboat_operator.kube.client import (
     DEPLOYMENT,
     EVENT,
@@ -31,10 +30,10 @@ from mailboat_operator.kube.client import (
     Throttled,
 )
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.resources import replica_failure, rollout_failure
+from mailboat_operator.relays.observation import Observation, ObservedSubscription
 from mailboat_operator.resources.pod import sink_secrets
 from mailboat_operator.status.conditions import Blocker, EventNote, condition_events, overdue
-from mailboat_operator.status.relay import RelayFacts, database_changed, relay_status
+from mailboat_operator.status.relay import database_changed, relay_status
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
 from mailboat_spec import FIELD_MANAGER, ConditionType, Reason
 
@@ -54,15 +53,13 @@ _BEFORE_RELAYS: Final = frozenset({Reason.CONFIGURATION_HELD, Reason.PROGRESSING
 
 @dataclass(slots=True)
 class StatusWriter:
-    """Status writer for all resources, with the time of the last write per resource."""
+    """Status writer for all resources."""
 
     kube: Kube
     cache: ResourceCache
     metrics: Metrics
     instance: str
     """Reporting instance of Kubernetes events."""
-    clock: Callable[[], float] = time.monotonic
-    wall_clock: Callable[[], float] = time.time
     _written: dict[str, float] = field(default_factory=dict, init=False)
     """Time of the last status write, by uid."""
     _sent: dict[tuple[str, EventNote], float] = field(default_factory=dict, init=False)
@@ -70,7 +67,7 @@ class StatusWriter:
 
     async def write(self, observed: Observation, blocker: Blocker | None, version: int) -> None:
         """Write the statuses of all subscriptions, then that of the relay. Raises ``KubeError``."""
-        now = datetime.fromtimestamp(self.wall_clock(), UTC)
+        now = datetime.now(UTC)
         delayed: KubeError | None = None
         unreached = blocker is not None and blocker.reason in _BEFORE_RELAYS
         behind = unreached or observed.is_behind(version)
@@ -88,52 +85,35 @@ class StatusWriter:
             raise delayed
 
     async def _write_relay(self, observed: Observation, blocker: Blocker | None, now: datetime) -> None:
-        deployment = self.cache.child(DEPLOYMENT, observed.key)
-        secrets = observed.secrets
-        facts = RelayFacts(
-            name=observed.name,
-            generation=observed.found["metadata"].get("generation", 0),
-            before=observed.found.get("status") or {},
-            relay=observed.relay,
-            problem=observed.problem,
-            blocker=blocker,
-            uncreated=replica_failure(deployment),
-            halted=rollout_failure(deployment),
-            pods=observed.pods,
-            answers=observed.running_answers,
-            subscriptions=len(observed.subscriptions),
-            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.mounts(each) for each in secrets)],
-            selector=observed.selector,
-        )
         self.metrics.without_sidecar.labels(*observed.key).set(sum(pod.lacks_sidecar for pod in observed.pods))
-        status = relay_status(facts, now)
-        await self.write_status(RELAY, observed.found, status)
-        await self.write_events(RELAY, observed.found, overdue(status["conditions"], now))
-        await self.write_events(RELAY, observed.found, database_changed(facts.before, status))
+        found = observed.found
+        status = relay_status(observed, blocker, self.cache.child(DEPLOYMENT, observed.key), now)
+        await self.write_status(RELAY, found, status)
+        await self.write_events(RELAY, found, overdue(status["conditions"], now))
+        await self.write_events(RELAY, found, database_changed(found.get("status") or {}, status))
 
     async def _write_subscription(
         self, observed: Observation, each: ObservedSubscription, now: datetime, *, behind: bool
     ) -> None:
         """``behind``: relays still run an earlier generation. Write the status with that observedGeneration, if any."""
         found = each.found
-        metadata = found["metadata"]
+        namespace, name = found["metadata"]["namespace"], found["metadata"]["name"]
         before = found.get("status") or {}
-        generation = metadata.get("generation", 0)
+        generation = found["metadata"].get("generation", 0)
         if behind and not each.problem:
             generation = before.get("observedGeneration", generation)
-        needed = sink_secrets(each.subscription) if each.subscription is not None else ()
         facts = SubscriptionFacts(
-            name=f"{metadata['namespace']}/{metadata['name']}",
+            name=f"{namespace}/{name}",
             generation=generation,
             before=before,
             subscription=each.subscription,
             relay=observed.name,
             problem=each.problem,
             answers=observed.running_answers,
-            lacking=[pod for pod in observed.pods if pod.alive and not all(pod.mounts(name) for name in needed)],
+            lacking=observed.lacking(sink_secrets(each.subscription) if each.subscription is not None else ()),
         )
         status = subscription_status(facts, now)
-        self.metrics.lag.labels(metadata["namespace"], metadata["name"]).set(status.get("lag", math.nan))
+        self.metrics.lag.labels(namespace, name).set(status.get("lag", math.nan))
         await self.write_status(SUBSCRIPTION, found, status)
 
     async def write_status(self, kind: Kind, found: Object, status: Mapping[str, Any]) -> None:
@@ -142,7 +122,7 @@ class StatusWriter:
         ready = any(each["type"] == ConditionType.READY and each["status"] == "True" for each in status["conditions"])
         self.metrics.ready.labels(kind.plural, metadata["namespace"], metadata["name"]).set(ready)
         before = found.get("status") or {}
-        due = self.clock() - self._written.get(metadata["uid"], float("-inf")) >= _COUNTERS_EVERY
+        due = time.monotonic() - self._written.get(metadata["uid"], float("-inf")) >= _COUNTERS_EVERY
         patch = status_patch(before, status, allow_counters_only=due)
         if patch is None:
             return
@@ -151,7 +131,7 @@ class StatusWriter:
         except NotFound:
             self.cache.remove_not_found(kind, found)  # deleted, but the deletion event has not arrived yet
             return
-        self._written[metadata["uid"]] = self.clock()
+        self._written[metadata["uid"]] = time.monotonic()
         self.metrics.status_patches.labels(kind.plural).inc()
         self.cache.store(kind, written)
         await self.write_events(kind, found, condition_events(before.get("conditions") or (), status["conditions"]))
@@ -160,7 +140,7 @@ class StatusWriter:
         """Write events on the resource. Best effort: a failed write is logged and does not affect anything else."""
         for item in items:
             mark = (found["metadata"]["uid"], item)
-            now = self.clock()
+            now = time.monotonic()
             if now - self._sent.get(mark, float("-inf")) < _REPEAT_EVENT_AFTER:
                 continue
             self._sent = {each: at for each, at in self._sent.items() if now - at < _REPEAT_EVENT_AFTER}
@@ -188,9 +168,8 @@ def status_patch(
     """Return the patch, or None. A removed field is set to null, as merge patches require."""
     patch: dict[str, Any] = {key: value for key, value in after.items() if before.get(key) != value}
     patch.update({key: None for key in before if key not in after})
-    if not patch or (not allow_counters_only and patch.keys() <= _SLOW):
-        return None
-    return patch
+    only_counters = patch.keys() <= _SLOW
+    return None if not patch or (only_counters and not allow_counters_only) else patch
 
 
 def _event(kind: Kind, found: Object, item: EventNote, instance: str) -> Object:

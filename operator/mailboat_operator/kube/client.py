@@ -1,16 +1,19 @@
 """Kubernetes API client of this operator: a few verbs on plain objects, and errors classified by the required reaction.
 
-The only module that imports ``kubernetes``. Objects are the plain JSON of the API: the operator passes most of them on,
-so a model of every field has no benefit. Reads and writes are by kind and name. Nothing here decides, waits or retries:
-back-off is up to the caller, and ``retry_after`` carries the server's Retry-After.
+Objects are the plain JSON of the API: the operator passes most of them on, so a model of every field has no benefit.
+Nothing here decides, waits or retries: back-off is up to the caller, and ``retry_after`` has the server's Retry-After.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
+import socket
+import ssl
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -21,7 +24,6 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
-from mailboat_operator.kube.http import ClosableConnections
 from mailboat_spec.names import (
     API_VERSION,
     FIELD_MANAGER,
@@ -41,6 +43,9 @@ Key = tuple[str, str]
 _TIMEOUT: Final = 15.0
 """Seconds for one answer. The API server itself gives up after 60, when no caller waits any more."""
 _PAGE: Final = 500
+_CHECKS: Final = 200
+_CHECK_EVERY: Final = 0.01
+"""Seconds between checks for closed sockets. Only the event loop itself has to run, so a few checks are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +59,10 @@ class Kind:
     """Label selector of the objects that the operator watches; empty: all."""
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
-        steps = [root]
-        if namespace is not None:
-            steps += ["namespaces", quote(namespace, safe="")]
-        steps.append(self.plural)
-        steps += [quote(step, safe="") for step in (name, subresource) if step]
-        return "/".join(steps)
+        root = "/apis" if "/" in self.api_version else "/api"
+        scope = ("namespaces", namespace) if namespace is not None else ()
+        steps = (quote(step, safe="") for step in (*scope, self.plural, name, subresource) if step)
+        return "/".join((root, self.api_version, *steps))
 
 
 _CHILDREN: Final = f"{RELAY_LABEL},{MANAGED_BY_LABEL}={MANAGED_BY}"
@@ -157,6 +159,45 @@ class SecretContent:
     object: Object
 
 
+class ClosableConnections:
+    """HTTP connections of one event loop that can be closed reliably, whatever their state.
+
+    Closing a TLS connection waits for the peer's close_notify, which a busy API server may send late. An event loop
+    that ends meanwhile leaks the socket. So the sockets are shut down, which completes the close on this side.
+    """
+
+    def __init__(self) -> None:
+        self._connectors: list[aiohttp.TCPConnector] = []
+        self._sockets: list[socket.socket] = []
+
+    def connector(self, context: ssl.SSLContext) -> aiohttp.TCPConnector:
+        """Return a connector for one session. Unlimited: every watch occupies one connection."""
+        self._connectors = [each for each in self._connectors if not each.closed]
+        self._connectors.append(aiohttp.TCPConnector(limit=0, ssl=context, socket_factory=self._socket))
+        return self._connectors[-1]
+
+    def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, *_ = address
+        self._sockets = [*self._open, socket.socket(family, kind, protocol)]
+        return self._sockets[-1]
+
+    @property
+    def _open(self) -> list[socket.socket]:
+        return [each for each in self._sockets if each.fileno() >= 0]
+
+    async def close(self) -> None:
+        """Close all connectors and the remaining sockets. A session without a connector counts as closed."""
+        for connector in self._connectors:
+            await connector.close()
+        for each in self._open:
+            with suppress(OSError):  # not connected yet, or already disconnected
+                each.shutdown(socket.SHUT_RDWR)
+        for _ in range(_CHECKS):
+            if not self._open:
+                return
+            await asyncio.sleep(_CHECK_EVERY)
+
+
 class Kube:
     """A connection to one API server."""
 
@@ -183,9 +224,8 @@ class Kube:
                 except ConfigException:
                     await config.load_kube_config(client_configuration=configuration)
         except (ConfigException, OSError) as error:
-            raise NoCluster(
-                f"No cluster to connect to: {error}. Run inside a pod with a service account, or name a kubeconfig."
-            ) from error
+            remedy = "Run inside a pod with a service account, or name a kubeconfig."
+            raise NoCluster(f"No cluster to connect to: {error}. {remedy}") from error
         configuration.retries = None  # the work queue retries
         return cls(configuration)
 
@@ -231,16 +271,9 @@ class Kube:
 
     async def apply(self, kind: Kind, body: Object) -> Object:
         """Apply server-side, with force: the operator becomes owner of all fields in ``body``."""
-        metadata = body["metadata"]
-        return await self._json(
-            "PATCH",
-            kind,
-            kind.path(metadata.get("namespace"), metadata["name"]),
-            {"fieldManager": FIELD_MANAGER, "force": "true"},
-            body,
-            "application/apply-patch+yaml",
-            verb="apply",
-        )
+        path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"])
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return await self._json("PATCH", kind, path, query, body, "application/apply-patch+yaml", verb="apply")
 
     async def create(self, kind: Kind, body: Object, *, dry_run: bool = False) -> Object:
         """Create an object. With ``dry_run`` the server only validates it and stores nothing."""
@@ -257,14 +290,8 @@ class Kube:
         self, kind: Kind, namespace: str | None, name: str, body: Object, subresource: str | None = None
     ) -> Object:
         """Merge-patch an object: null removes a field, a list replaces a list."""
-        return await self._json(
-            "PATCH",
-            kind,
-            kind.path(namespace, name, subresource),
-            {"fieldManager": FIELD_MANAGER},
-            body,
-            "application/merge-patch+json",
-        )
+        path, query = kind.path(namespace, name, subresource), {"fieldManager": FIELD_MANAGER}
+        return await self._json("PATCH", kind, path, query, body, "application/merge-patch+json")
 
     async def patch_status(self, kind: Kind, found: Object, status: Object) -> Object:
         """Patch the status of exactly the version that it was computed from, else raise ``Conflict``.
@@ -341,9 +368,9 @@ class Kube:
 
 def _error(code: int, message: str, retry_after: str | None) -> KubeError:
     seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
-    if code == 500 and _WRONG_TYPE in message:
-        return Invalid(f"{message} ({code})", seconds)
-    return _BY_CODE.get(code, ServerFailed)(f"{message} ({code})", seconds)
+    wrong_type = code == 500 and _WRONG_TYPE in message
+    kind = Invalid if wrong_type else _BY_CODE.get(code, ServerFailed)
+    return kind(f"{message} ({code})", seconds)
 
 
 def _message(text: str) -> str:

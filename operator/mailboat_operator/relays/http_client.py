@@ -1,7 +1,7 @@
 """HTTP client for relays: read their status, and push signed configurations and assignments.
 
-Nothing here raises: an unresponsive relay is returned as a result. Answers come from pods that applications own, so
-their size, the retained part and the time are bounded. Answers are not decompressed; redirects are not followed.
+Nothing here raises: an unresponsive relay is a result. Answers come from pods that applications own, so their size and
+their time are bounded, they are not decompressed, and redirects are not followed.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class RelayClient:
     async def status(self, pod: RelayPod, relay: str, partitions: Partitions) -> Answer:
         """Return the report of a pod's relay about ``relay`` and these subscriptions."""
         if not pod.address:
-            return Answer(pod.name, None, "has no address yet")
+            return Answer(pod, None, "has no address yet")
         most = largest_report(partitions)
         async with self._memory.reserved(most):
             code, content = await self._call("GET", pod, "/status", b"", most + 1)
             if code != 200:
-                return Answer(pod.name, None, f"/status answered {code}" if code else content.decode())
+                return Answer(pod, None, f"/status answered {code}" if code else content.decode())
             if len(content) > most:
-                return Answer(pod.name, None, "answered more than a status can have")
+                return Answer(pod, None, "answered more than a status can have")
             if len(content) > _WORTH_A_THREAD:
                 return await asyncio.to_thread(_answer, pod, content, relay, partitions)
             return _answer(pod, content, relay, partitions)
@@ -78,16 +78,16 @@ class RelayClient:
     async def consumer_status(self, pod: ConsumerPod, subscription: str) -> ConsumerAnswer:
         """Return the report of a pod's consumer about ``subscription`` (namespace/name)."""
         if not pod.address:
-            return ConsumerAnswer(pod.name, None, f"has no address, or no container port named {CONSUMER_PORT_NAME}")
+            return ConsumerAnswer(pod, None, f"has no address, or no container port named {CONSUMER_PORT_NAME}")
         async with self._memory.reserved(LARGEST_REPORT):
             code, content = await self._call("GET", pod, "/status", b"", LARGEST_REPORT + 1)
         if code != 200:
-            return ConsumerAnswer(pod.name, None, f"/status answered {code}" if code else content.decode())
+            return ConsumerAnswer(pod, None, f"/status answered {code}" if code else content.decode())
         reports = read_consumer_reports(content) if len(content) <= LARGEST_REPORT else None
         if reports is None:
-            return ConsumerAnswer(pod.name, None, "answered something that is no status of a consumer")
+            return ConsumerAnswer(pod, None, "answered something that is no status of a consumer")
         report = next((each for each in reports if each.name == subscription), None)
-        return ConsumerAnswer(pod.name, report, "" if report is not None else "runs another consumer")
+        return ConsumerAnswer(pod, report, "" if report is not None else "runs another consumer")
 
     async def put_config(self, pod: RelayPod, content: bytes) -> PushResponse:
         return await self._put(pod, "/config", content)
@@ -102,13 +102,7 @@ class RelayClient:
         return PushResponse(code, content.decode(errors="replace"))
 
     async def _call(
-        self,
-        method: str,
-        pod: PolledPod,
-        path: str,
-        body: bytes,
-        most: int,
-        headers: dict[str, str] | None = None,
+        self, method: str, pod: PolledPod, path: str, body: bytes, most: int, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Return the status code and the first ``most`` bytes of the answer, or 0 and a reason."""
         assert self._session is not None, "used as a context manager"
@@ -131,10 +125,10 @@ class RelayClient:
 def _answer(pod: RelayPod, content: bytes, relay: str, partitions: Partitions) -> Answer:
     report = read_process_status(content)
     if report is None:
-        return Answer(pod.name, None, "answered something that is no status")
+        return Answer(pod, None, "answered something that is no status")
     if any(each.relay and each.relay != pod.relay_id for each in report.relays):
-        return Answer(pod.name, None, "another relay answers at its address")  # the address was reassigned to a new pod
-    return Answer(pod.name, bounded(report, relay, partitions))
+        return Answer(pod, None, "another relay answers at its address")  # the address was reassigned to a new pod
+    return Answer(pod, bounded(report, relay, partitions))
 
 
 def _reason(error: Exception) -> str:

@@ -76,22 +76,19 @@ class ConsumerPod(PolledPod):
 
 def consumer_pod(pod: Mapping[str, Any]) -> ConsumerPod:
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
-    port = next(
-        (
-            port.get("containerPort")
-            for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
-            if container.get("name") != CONTAINER  # a relay's sidecar has a port of the same name
-            for port in container.get("ports") or ()
-            if port.get("name") == CONSUMER_PORT_NAME
-        ),
-        None,
-    )
+    ports = [
+        port.get("containerPort")
+        for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
+        if container.get("name") != CONTAINER  # a relay's sidecar has a port of the same name
+        for port in container.get("ports") or ()
+        if port.get("name") == CONSUMER_PORT_NAME
+    ]
     return ConsumerPod(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
         created=metadata.get("creationTimestamp") or "",
-        address=_address(status.get("podIP"), port) if port else "",
+        address=_address(status.get("podIP"), ports[0]) if ports and ports[0] else "",
         alive=metadata.get("deletionTimestamp") is None and status.get("phase") not in ("Succeeded", "Failed"),
     )
 
@@ -111,8 +108,7 @@ def relay_pod(pod: Mapping[str, Any]) -> RelayPod:
         terminating=metadata.get("deletionTimestamp") is not None,
         finished=status.get("phase") in ("Succeeded", "Failed"),
         ready=any(
-            condition.get("type") == "Ready" and condition.get("status") == "True"
-            for condition in status.get("conditions") or ()
+            (each.get("type"), each.get("status")) == ("Ready", "True") for each in status.get("conditions") or ()
         ),
         volumes=frozenset(volume["name"] for volume in spec.get("volumes") or ()),
         problem=_problem(spec, status),

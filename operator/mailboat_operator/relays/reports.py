@@ -1,8 +1,7 @@
 """Reports of relay and consumer pods: how they are polled, and the bounds on what the operator keeps of them.
 
-The wire models are ``mailboat_spec.relay_status`` and ``mailboat_spec.consumer_report``. A report comes from a pod that
-an application owns, and the operator keeps the last one of each pod. So only the subscriptions and partitions named by
-resources are kept, with texts cut to a maximum length. Polls are bounded in number and time.
+A report comes from a pod that an application owns, and the operator keeps the last one of each pod. So only the
+subscriptions and partitions named by resources are kept, with texts cut to a maximum length.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Generic, TypeVar
 
-from mailboat_operator.relays.pods import PolledPod
+from mailboat_operator.relays.pods import ConsumerPod, PolledPod, RelayPod
 from mailboat_spec import EventSubscriptionSpec, Reason
 from mailboat_spec.consumer_report import ConsumerReport
 from mailboat_spec.relay_status import ConfigReport, ProcessStatus, RelayStatus, SubscriptionStatus
@@ -67,25 +66,24 @@ def parse_reason(text: str, default: Reason) -> Reason:
         return default
 
 
+P = TypeVar("P", bound=PolledPod)
 R = TypeVar("R", ProcessStatus, ConsumerReport)
 
 
 @dataclass(frozen=True)
-class PodAnswer(Generic[R]):
+class PodAnswer(Generic[P, R]):
     """Last report of one pod, or the reason why there is none."""
 
-    pod: str
+    pod: P
     report: R | None
     error: str = ""
     """Why the last poll brought no report; empty if it did."""
     silent: bool = False
     """The pod answered before and does not any more. ``report``, if any, is from before."""
-    problem: str = ""
-    """Kubernetes' reason why the pod's relay does not run; empty if there is none."""
 
 
-Answer = PodAnswer[ProcessStatus]
-ConsumerAnswer = PodAnswer[ConsumerReport]
+Answer = PodAnswer[RelayPod, ProcessStatus]
+ConsumerAnswer = PodAnswer[ConsumerPod, ConsumerReport]
 
 
 def relay_reports(answers: Iterable[Answer], relay: str) -> list[tuple[Answer, RelayStatus]]:
@@ -105,18 +103,13 @@ def config_version(answer: Answer) -> int:
 def bounded(status: ProcessStatus, relay: str, partitions: Partitions) -> ProcessStatus:
     """Return the part of the status about this relay and its known subscriptions."""
     found = status.relay(relay)
-    relays = () if found is None else (_bounded_relay(found, partitions),)
-    return ProcessStatus(relays, _cut(status.config, "error"))
-
-
-def _bounded_relay(status: RelayStatus, partitions: Partitions) -> RelayStatus:
-    named = {each.name: each for each in status.subscriptions if each.name in partitions}
+    if found is None:
+        return ProcessStatus(config=_cut(status.config))
+    named = {each.name: each for each in found.subscriptions if each.name in partitions}
     kept = tuple(_bounded_subscription(each, partitions[each.name]) for each in named.values())
-    cut = _cut(
-        status, "relay", "state", "message", "reason", "database", "missing_roles", "retention_blocked", "old_snapshot"
-    )
-    silent = tuple(name for name in status.silent if len(name) <= _LONGEST_NAME)[:_MOST_SILENT]
-    return replace(cut, subscriptions=kept, silent=silent, peers=(), outbox="")
+    silent = tuple(name for name in found.silent if len(name) <= _LONGEST_NAME)[:_MOST_SILENT]
+    cut = replace(_cut(found), subscriptions=kept, silent=silent, peers=(), outbox="")
+    return ProcessStatus((cut,), _cut(status.config))
 
 
 def _bounded_subscription(status: SubscriptionStatus, count: int) -> SubscriptionStatus:
@@ -129,15 +122,14 @@ def _bounded_subscription(status: SubscriptionStatus, count: int) -> Subscriptio
         for number, owner in status.owners.items()
         if 0 <= number < count and len(owner or "") <= _LONGEST_NAME
     }
-    cut = _cut(status, "sink", "state", "last_error", "reason")
-    return replace(cut, owned=owned, orphans=orphans, owners=owners)
+    return replace(_cut(status), owned=owned, orphans=orphans, owners=owners)
 
 
-def _cut(status: Reported, *fields: str) -> Reported:
-    long: dict[str, Any] = {
-        field: text[:_LONGEST_TEXT] for field in fields if len(text := getattr(status, field) or "") > _LONGEST_TEXT
-    }
-    return replace(status, **long) if long else status
+def _cut(status: Reported) -> Reported:
+    """Return the report with every text cut to the maximum length."""
+    texts = {each.name: getattr(status, each.name) for each in fields(status)}
+    cut: dict[str, Any] = {name: text[:_LONGEST_TEXT] for name, text in texts.items() if isinstance(text, str)}
+    return replace(status, **cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +144,8 @@ class PollTimeouts:
     """Time limit for the status calls of one reconcile. Pods that never answered are polled last, in turn."""
 
 
-P = TypeVar("P", bound=PolledPod)
-
-
 @dataclass(slots=True)
-class PodPoll(Generic[R]):
+class PodPoll(Generic[P, R]):
     """Polls of one resource's pods, with the last report of each pod."""
 
     timeouts: PollTimeouts
@@ -169,7 +158,7 @@ class PodPoll(Generic[R]):
     """Time of the last status call, by pod uid."""
     calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CALLS_AT_A_TIME))
 
-    async def poll(self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[R]]]) -> list[PodAnswer[R]]:
+    async def poll(self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[P, R]]]) -> list[PodAnswer[P, R]]:
         """Poll every pod. Return one answer each: the new report, else the last one if recent, and the error of now.
 
         A pod that answered before and does not now is marked as silent at once, unless there was no time to ask it.
@@ -179,21 +168,23 @@ class PodPoll(Generic[R]):
         result = []
         for pod in pods:
             late = f"was not asked yet: other {self.others} take too long to answer"
-            answer = answered.get(pod.uid) or PodAnswer(pod.name, None, late)
+            answer = answered.get(pod.uid) or PodAnswer(pod, None, late)
             if answer.report is not None:
                 self.reports[pod.uid] = (answer.report, now)
             last, at = self.reports.get(pod.uid, (None, now))
             silent = last is not None and answer.report is None and pod.uid in answered
             recent = last if now - at <= self.timeouts.silence else None
             result.append(replace(answer, report=recent, silent=silent))
-        present = {pod.uid for pod in pods}
-        self.reports = {uid: report for uid, report in self.reports.items() if uid in present}
-        self.called = {uid: at for uid, at in self.called.items() if uid in present}
+        present = [pod.uid for pod in pods]
+        self.reports = {uid: self.reports[uid] for uid in present if uid in self.reports}
+        self.called = {uid: self.called[uid] for uid in present if uid in self.called}
         return result
 
-    async def _call(self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[R]]]) -> dict[str, PodAnswer[R]]:
+    async def _call(
+        self, pods: Sequence[P], call: Callable[[P], Awaitable[PodAnswer[P, R]]]
+    ) -> dict[str, PodAnswer[P, R]]:
         """Return the answers that arrived within the time limit, by pod uid."""
-        answers: dict[str, PodAnswer[R]] = {}
+        answers: dict[str, PodAnswer[P, R]] = {}
 
         async def call_one(pod: P) -> None:
             async with self.calls:

@@ -1,11 +1,8 @@
 """Signatures on the operator's calls to relays: Ed25519 keys in their own Secret, and tokens signed with them.
 
 Relays hold the public keys (``operator-keys.pem`` in their ConfigMap), so no object in an application's namespace
-allows impersonating the operator. Keys are rotated:
-
-- A new key is published before it signs. For ``PUBLISH_FOR`` both public keys are in the ConfigMaps and the old one
-  continues to sign. By then every relay has read the new one.
-- The old key stays published for ``LINGER`` after its last signature. Then it is removed.
+allows impersonating the operator. A new key is published for ``PUBLISH_FOR`` before it signs: by then every relay has
+read it. The old key stays published for ``LINGER`` after its last signature.
 
 A token is valid for one call: it names the pod (audience), the method and path (subject) and the body (digest), and
 expires after a minute. Only the leader maintains and uses the ring.
@@ -54,11 +51,8 @@ class SigningKey:
 
     @property
     def public_pem(self) -> str:
-        return (
-            self.private.public_key()
-            .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-            .decode()
-        )
+        public, form = self.private.public_key(), serialization.PublicFormat.SubjectPublicKeyInfo
+        return public.public_bytes(serialization.Encoding.PEM, form).decode()
 
     @property
     def private_pem(self) -> bytes:

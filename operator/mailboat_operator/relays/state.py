@@ -1,6 +1,10 @@
 """Relay pods of every OutboxRelay: their last reports, the configuration pushed to them, and the partition assignment.
 
 All of this state can be lost. A new operator polls the relays and continues from their reports.
+
+An assignment is balanced, sticky, and limited to capable pods. A relay can serve a subscription if it reports that it
+has built it and if its pod mounts all Secrets that the subscription needs; a running sidecar can't get a new one.
+Subscriptions with the same set of capable pods are balanced together, so that all pods carry the same total load.
 """
 
 from __future__ import annotations
@@ -8,24 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from mailboat_operator.kube.client import Key
 from mailboat_operator.metrics import Metrics
-from mailboat_operator.relays.assignment import (
-    Owners,
-    Partition,
-    Plan,
-    Work,
-    Worker,
-    assign,
-    assignment_of,
-    needs_push,
-    next_generation,
-    sticky,
-)
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import (
@@ -38,12 +31,47 @@ from mailboat_operator.relays.reports import (
     relay_reports,
 )
 from mailboat_operator.resources.configmap import Configuration
+from mailboat_spec.assignment import AssignmentRequest, balance
 from mailboat_spec.relay_status import ProcessStatus, RelayStatus
 
 log = logging.getLogger(__name__)
 
 _FURTHEST_AHEAD: Final = 2**61
 """Milliseconds. Added to the current time, the result still fits into a Postgres bigint."""
+
+
+Partition = tuple[str, int]
+"""Full name of the subscription, and the partition number."""
+Owners = Mapping[Partition, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    name: str
+    partitions: int
+    secrets: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A working relay pod, the subscriptions that it has built, and the Secrets that it has mounted."""
+
+    pod: str
+    serves: frozenset[str]
+    secrets: frozenset[str]
+
+    def can(self, work: Work) -> bool:
+        return work.name in self.serves and work.secrets <= self.secrets
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An assignment that was pushed to the relays."""
+
+    generation: int
+    owners: Mapping[Partition, str]
+    at: float
+    """Monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +84,7 @@ class ConfigPush:
 
 @dataclass(slots=True)
 class _Relay:
-    poll: PodPoll[ProcessStatus]
+    poll: PodPoll[RelayPod, ProcessStatus]
     pushed: Configuration | None = None
     """Last configuration intended for these relays."""
     refusals: dict[str, PushResponse] = field(default_factory=dict)
@@ -87,8 +115,7 @@ class RelayStates:
         ``partitions``: subscriptions that answers may contain, with their partition counts.
         """
         name = "/".join(key)
-        polled = await self._state(key).poll.poll(pods, lambda pod: self.client.status(pod, name, partitions))
-        answers = [replace(answer, problem=pod.problem) for pod, answer in zip(pods, polled, strict=True)]
+        answers = await self._state(key).poll.poll(pods, lambda pod: self.client.status(pod, name, partitions))
         answering = sum(not answer.error for answer in answers)
         self.metrics.relays.labels(*key, "yes").set(answering)
         self.metrics.relays.labels(*key, "no").set(len(answers) - answering)
@@ -101,17 +128,11 @@ class RelayStates:
         """Return the configuration pushed last by this process, if any."""
         return self._state(key).pushed
 
-    async def push_config(
-        self, key: Key, pods: Sequence[RelayPod], answers: Sequence[Answer], configuration: Configuration
-    ) -> ConfigPush:
+    async def push_config(self, key: Key, answers: Sequence[Answer], configuration: Configuration) -> ConfigPush:
         """Push the configuration to every relay that reports an earlier version."""
         state = self._state(key)
         state.pushed = configuration
-        behind = [
-            pod
-            for pod, answer in zip(pods, answers, strict=True)
-            if answer.report is not None and config_version(answer) < configuration.version
-        ]
+        behind = [each.pod for each in answers if each.report and config_version(each) < configuration.version]
 
         async def push(pod: RelayPod) -> PushResponse:
             async with state.poll.calls:
@@ -127,17 +148,16 @@ class RelayStates:
         return ConfigPush(bool(behind), any(outcome.code in (0, 200) for outcome in pushed.values()))
 
     async def push_assignment(
-        self,
-        key: Key,
-        work: Sequence[Work],
-        pods: Sequence[RelayPod],
-        answers: Sequence[Answer],
-        configuration: Configuration,
+        self, key: Key, work: Sequence[Work], answers: Sequence[Answer], configuration: Configuration
     ) -> bool:
         """Compute the assignment and push it if relays hold something else. Return True until they hold it."""
         state = self._state(key)
         name = "/".join(key)
-        healthy = _healthy(name, pods, answers)
+        healthy = [  # relays that keep running and reach the database
+            (answer, report)
+            for answer, report in relay_reports(answers, name)
+            if answer.pod.alive and report.database_reachable and report.state != "Stopping"
+        ]
         before = state.plan
 
         def plan() -> tuple[Owners, Owners]:
@@ -150,7 +170,7 @@ class RelayStates:
             return any(reported.get(partition) != pod for partition, pod in desired.items())
         generation = next_generation(state.plan, int(self.wall_clock() * 1000) + state.ahead)
         request = assignment_of(desired, generation, namespace=key[0])
-        current = [pod for pod, answer, _ in healthy if config_version(answer) >= configuration.version]
+        current = [answer.pod for answer, _ in healthy if config_version(answer) >= configuration.version]
         for pod in current:  # one relay suffices: it stores the assignment in the database, where the others read it
             outcome = await self.client.put_assignment(pod, request)
             self.metrics.pushes.labels("assignment", str(outcome.code)).inc()
@@ -167,40 +187,68 @@ class RelayStates:
         return True
 
 
-_Healthy = Sequence[tuple[RelayPod, Answer, RelayStatus]]
-
-
-def _healthy(name: str, pods: Sequence[RelayPod], answers: Sequence[Answer]) -> _Healthy:
-    """Pods whose relay keeps running and reaches the database."""
-    running = {pod.name: pod for pod in pods if pod.alive}
-    return [
-        (running[answer.pod], answer, report)
-        for answer, report in relay_reports(answers, name)
-        if answer.pod in running and report.database_reachable and report.state != "Stopping"
-    ]
-
-
-def _workers(healthy: _Healthy, work: Sequence[Work]) -> list[Worker]:
+def _workers(healthy: Sequence[tuple[Answer, RelayStatus]], work: Sequence[Work]) -> list[Worker]:
     """Return each pod with its capabilities. A relay is not assigned subscriptions that it lacks or failed to build."""
     needed = frozenset(secret for each in work for secret in each.secrets)
-    return [
-        Worker(
-            pod.name,
-            frozenset(each.name for each in report.subscriptions if each.state != "Failed"),
-            frozenset(each for each in needed if pod.mounts(each)),
-        )
-        for pod, _, report in healthy
-    ]
+    workers = []
+    for answer, report in healthy:
+        built = frozenset(each.name for each in report.subscriptions if each.state != "Failed")
+        workers.append(Worker(answer.pod.name, built, frozenset(filter(answer.pod.mounts, needed))))
+    return workers
 
 
-def _reported(healthy: _Healthy) -> Mapping[Partition, str]:
+def _reported(healthy: Sequence[tuple[Answer, RelayStatus]]) -> Mapping[Partition, str]:
     """Return the owner of each partition. The owner's own report has precedence over database reads of other relays."""
     owners: dict[Partition, str] = {}
-    for pod, _, report in healthy:
+    for answer, report in healthy:
         for each in report.subscriptions:
-            held = {(each.name, number): pod_of(owner, pod.namespace) for number, owner in each.owners.items()}
+            held = {(each.name, number): pod_of(owner, answer.pod.namespace) for number, owner in each.owners.items()}
             owners.update({partition: owner for partition, owner in held.items() if owner})
-    for pod, _, report in healthy:
+    for answer, report in healthy:
         for each in report.subscriptions:
-            owners.update({(each.name, held.partition): pod.name for held in each.owned})
+            owners.update({(each.name, held.partition): answer.pod.name for held in each.owned})
     return owners
+
+
+def assign(work: Iterable[Work], workers: Collection[Worker], owners: Owners) -> dict[Partition, str]:
+    """Return an owner for every partition that any worker can serve."""
+    groups: dict[frozenset[str], list[Partition]] = defaultdict(list)
+    for each in work:
+        able = frozenset(worker.pod for worker in workers if worker.can(each))
+        groups[able] += [(each.name, number) for number in range(each.partitions)]
+    result: dict[Partition, str] = {}
+    for able, partitions in sorted(groups.items(), key=lambda group: sorted(group[0])):
+        result.update(balance(partitions, able, owners))
+    return result
+
+
+def sticky(plan: Plan | None, reported: Owners, workers: Collection[Worker]) -> dict[Partition, str]:
+    """Return the owners to keep: those of the plan if their pods still exist, else the reported ones.
+
+    The plan comes first, since otherwise every poll of half-moved partitions would produce another plan.
+    """
+    present = {worker.pod for worker in workers}
+    kept = {partition: pod for partition, pod in reported.items() if pod in present}
+    if plan is not None:
+        kept.update({partition: pod for partition, pod in plan.owners.items() if pod in present})
+    return kept
+
+
+def next_generation(plan: Plan | None, now_ms: int) -> int:
+    """Return a generation above every earlier one. The clock keeps it above those of previous operators."""
+    return max(plan.generation + 1 if plan is not None else 0, now_ms)
+
+
+def needs_push(desired: Owners, reported: Owners, plan: Plan | None, now: float, timeout: float) -> bool:
+    """Return whether to push: not if relays hold the assignment, and not again before they had time to follow it."""
+    if not desired or all(reported.get(partition) == pod for partition, pod in desired.items()):
+        return False
+    return plan is None or plan.owners != desired or now - plan.at > timeout
+
+
+def assignment_of(desired: Owners, generation: int, namespace: str) -> AssignmentRequest:
+    """Return the body of ``PUT /assignment``, in which pods are named by relay id."""
+    subscriptions: dict[str, dict[int, str]] = defaultdict(dict)
+    for (name, number), pod in sorted(desired.items()):
+        subscriptions[name][number] = f"{namespace}/{pod}"
+    return AssignmentRequest(generation=generation, subscriptions=subscriptions)

@@ -1,39 +1,29 @@
 """Children of a relay: one pure function per kind, from the resource to the complete object.
 
 No function reads the cluster or the clock. All children of a relay share a name and labels, and have the relay as
-controller in their owner reference, so that Kubernetes garbage collection removes them with it.
+controller in their owner reference, so that Kubernetes garbage collection removes them with it. ``owner_of`` tells them
+from foreign objects.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, Final
 
 from mailboat_operator.kube.client import (
     CONFIG_MAP,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
+    RELAY,
     SERVICE,
     SERVICE_ACCOUNT,
     Kind,
     Object,
 )
+from mailboat_operator.resources import pod
 from mailboat_operator.resources.configmap import Configuration, config_map
-from mailboat_operator.resources.ownership import child_metadata
-from mailboat_operator.resources.pod import (
-    DRAIN_SECONDS,
-    INSTANCE_LABEL,
-    NAME_LABEL,
-    PORT,
-    PORT_NAME,
-    RelayImage,
-    child_name,
-    chosen_port,
-    relay_container,
-    relay_labels,
-    relay_volumes,
-)
-from mailboat_spec import OutboxRelay, Runtime
+from mailboat_spec import FIELD_MANAGER, OutboxRelay, Runtime
 from mailboat_spec.names import RELAY_LABEL
 
 CHILD_KINDS: Final = (CONFIG_MAP, SERVICE_ACCOUNT, SERVICE, DEPLOYMENT, DISRUPTION_BUDGET)
@@ -43,14 +33,26 @@ _ROLLOUT_SECONDS: Final = 120
 _SPREAD_OVER: Final = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
 
 
+class Owner(Enum):
+    """Owner of an object, from the point of view of one relay."""
+
+    OWN = "own"
+    PREDECESSOR = "predecessor"
+    """A deleted relay of the same name: Kubernetes removes the object soon."""
+    FOREIGN = "foreign"
+
+
 def desired(
-    relay: OutboxRelay, secrets: Sequence[str], configuration: Configuration, public_keys: str, image: RelayImage
+    relay: OutboxRelay, secrets: Sequence[str], configuration: Configuration, public_keys: str, image: pod.RelayImage
 ) -> dict[Kind, Object]:
     """Return the desired children. A kind that is missing must not exist. ``secrets``: Secrets that relays mount.
 
     A relay with runtime Sidecar has a ConfigMap and a Service, but no pods of its own.
     """
-    children: dict[Kind, Object] = {CONFIG_MAP: config_map(relay, configuration, public_keys), SERVICE: service(relay)}
+    children: dict[Kind, Object] = {
+        CONFIG_MAP: config_map(child_metadata(relay), configuration, public_keys),
+        SERVICE: service(relay),
+    }
     if relay.spec.runtime is Runtime.DEPLOYMENT:
         children[DEPLOYMENT] = deployment(relay, image, secrets)
         children[DISRUPTION_BUDGET] = disruption_budget(relay)
@@ -59,50 +61,55 @@ def desired(
     return children
 
 
-def deployment(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) -> Object:
+def deployment(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]) -> Object:
     """Build the Deployment.
 
     Its template holds only parts that a running pod can't receive later: image, volumes, resources. Everything else is
     pushed, so a changed subscription causes no rollout unless it needs a Secret that is not mounted yet.
     """
-    selector = selector_labels(relay.metadata.name)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": child_metadata(relay),
-        "spec": {
-            "replicas": relay.spec.replicas,
-            "paused": False,  # else `kubectl rollout pause` would keep a new image or Secret from relays, unnoticed
-            "progressDeadlineSeconds": _ROLLOUT_SECONDS,
-            "revisionHistoryLimit": 3,
-            "selector": {"matchLabels": selector},
-            # The new relay is ready before the old one stops, so its partitions move only once.
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "template": _template(relay, image, secrets),
-        },
+    spec = {
+        "replicas": relay.spec.replicas,
+        "paused": False,  # else `kubectl rollout pause` would keep a new image or Secret from relays, unnoticed
+        "progressDeadlineSeconds": _ROLLOUT_SECONDS,
+        "revisionHistoryLimit": 3,
+        "selector": {"matchLabels": selector_labels(relay.metadata.name)},
+        # The new relay is ready before the old one stops, so its partitions move only once.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "template": _template(relay, image, secrets),
     }
+    return _child(DEPLOYMENT, relay, spec=spec)
+
+
+def _child(kind: Kind, relay: OutboxRelay, **fields: Any) -> Object:
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": child_metadata(relay), **fields}
 
 
 def selector_labels(relay: str) -> dict[str, str]:
     """Labels that select the Deployment's pods, but no application pod with a sidecar. A selector is immutable."""
-    every = relay_labels(relay)
-    return {label: every[label] for label in (NAME_LABEL, INSTANCE_LABEL)}
+    every = pod.relay_labels(relay)
+    return {label: every[label] for label in (pod.NAME_LABEL, pod.INSTANCE_LABEL)}
 
 
-def _template(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
+def _template(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
     template, name = relay.spec.template, relay.metadata.name
-    metadata: dict[str, Any] = {"labels": {**template.labels, **relay_labels(name)}}
+    selector = {"matchLabels": selector_labels(name)}
+    metadata: dict[str, Any] = {"labels": {**template.labels, **pod.relay_labels(name)}}
     if template.annotations:
         metadata["annotations"] = dict(template.annotations)
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
-        "containers": [relay_container(template, image, secrets, port=chosen_port(template.annotations) or PORT)],
+        "containers": [
+            pod.relay_container(template, image, secrets, port=pod.chosen_port(template.annotations) or pod.PORT)
+        ],
         "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "serviceAccountName": template.service_account_name or child_name(name),
-        "terminationGracePeriodSeconds": DRAIN_SECONDS,
-        "topologySpreadConstraints": [_spread(name, key) for key in _SPREAD_OVER],
-        "volumes": relay_volumes(name, secrets),
+        "serviceAccountName": template.service_account_name or pod.child_name(name),
+        "terminationGracePeriodSeconds": pod.DRAIN_SECONDS,
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": selector}
+            for key in _SPREAD_OVER
+        ],
+        "volumes": pod.relay_volumes(name, secrets),
     }
     if template.node_selector:
         spec["nodeSelector"] = dict(template.node_selector)
@@ -115,30 +122,18 @@ def _template(relay: OutboxRelay, image: RelayImage, secrets: Sequence[str]) -> 
     return {"metadata": metadata, "spec": spec}
 
 
-def _spread(relay: str, key: str) -> dict[str, Any]:
-    return {
-        "maxSkew": 1,
-        "topologyKey": key,
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": selector_labels(relay)},
+def deployment_failures(live: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Return Kubernetes' messages about a Deployment; each is empty if there is no such failure.
+
+    Why it can't create pods (a quota, a policy, a missing service account), and why its rollout failed: then the
+    previous pods keep running.
+    """
+    conditions = ((live or {}).get("status") or {}).get("conditions") or ()
+    messages = {
+        (each.get("type"), each.get("status")): str(each.get("message") or each.get("reason") or each.get("type"))
+        for each in conditions
     }
-
-
-def replica_failure(live: Mapping[str, Any] | None) -> str:
-    """Return Kubernetes' message why a Deployment can't create pods: a quota, a policy, a missing service account."""
-    return _condition_message(live, "ReplicaFailure", "True")
-
-
-def rollout_failure(live: Mapping[str, Any] | None) -> str:
-    """Return Kubernetes' message why a Deployment's rollout failed. The previous pods keep running."""
-    return _condition_message(live, "Progressing", "False")
-
-
-def _condition_message(live: Mapping[str, Any] | None, type_: str, status: str) -> str:
-    for condition in ((live or {}).get("status") or {}).get("conditions") or ():
-        if condition.get("type") == type_ and condition.get("status") == status:
-            return str(condition.get("message") or condition.get("reason") or type_)
-    return ""
+    return messages.get(("ReplicaFailure", "True"), ""), messages.get(("Progressing", "False"), "")
 
 
 def service(relay: OutboxRelay) -> Object:
@@ -146,28 +141,19 @@ def service(relay: OutboxRelay) -> Object:
 
     It selects all pods with a relay, ready or not: failing relays must be visible.
     """
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": child_metadata(relay),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {RELAY_LABEL: relay.metadata.name},
-            # By name: a sidecar may listen on another port.
-            "ports": [{"name": PORT_NAME, "port": PORT, "protocol": "TCP", "targetPort": PORT_NAME}],
-        },
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": {RELAY_LABEL: relay.metadata.name},
+        # By name: a sidecar may listen on another port.
+        "ports": [{"name": pod.PORT_NAME, "port": pod.PORT, "protocol": "TCP", "targetPort": pod.PORT_NAME}],
     }
+    return _child(SERVICE, relay, spec=spec)
 
 
 def service_account(relay: OutboxRelay) -> Object:
     """Build the ServiceAccount of a Deployment's pods: an identity without a token, since relays never call the API."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": child_metadata(relay),
-        "automountServiceAccountToken": False,
-    }
+    return _child(SERVICE_ACCOUNT, relay, automountServiceAccountToken=False)
 
 
 def disruption_budget(relay: OutboxRelay) -> Object:
@@ -175,14 +161,56 @@ def disruption_budget(relay: OutboxRelay) -> Object:
 
     With one replica, ``minAvailable`` would block every drain; ``maxUnavailable`` does not.
     """
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": child_metadata(relay),
-        "spec": {
-            "maxUnavailable": 1,
-            "selector": {"matchLabels": selector_labels(relay.metadata.name)},
-            # A relay that never becomes ready must not block a drain.
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        },
+    spec = {
+        "maxUnavailable": 1,
+        "selector": {"matchLabels": selector_labels(relay.metadata.name)},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",  # a relay that never becomes ready must not block a drain
     }
+    return _child(DISRUPTION_BUDGET, relay, spec=spec)
+
+
+def child_metadata(relay: OutboxRelay) -> dict[str, Any]:
+    """Name, labels, and the owner reference for garbage collection."""
+    name = relay.metadata.name
+    return {
+        "name": pod.child_name(name),
+        "namespace": relay.metadata.namespace,
+        "labels": pod.relay_labels(name),
+        "ownerReferences": [
+            {
+                "apiVersion": RELAY.api_version,
+                "kind": RELAY.name,
+                "name": name,
+                "uid": relay.metadata.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+
+
+def owner_of(child: Mapping[str, Any], relay_name: str, relay_uid: str) -> Owner:
+    """Determine the owner by the owner reference, since anyone can write labels.
+
+    A child that the operator created and that has no owner is adopted: ``kubectl delete --cascade=orphan`` leaves such
+    children for the next relay of the name.
+    """
+    references = child["metadata"].get("ownerReferences") or ()
+    group = RELAY.api_version.partition("/")[0]
+    for reference in references:
+        of_group = str(reference.get("apiVersion", "")).partition("/")[0] == group
+        if of_group and reference.get("kind") == RELAY.name:
+            if reference.get("uid") == relay_uid:
+                return Owner.OWN
+            if reference.get("name") == relay_name:
+                return Owner.PREDECESSOR
+    owned = any(reference.get("controller") for reference in references)
+    return Owner.OWN if not owned and _created_by_operator(child["metadata"], relay_name) else Owner.FOREIGN
+
+
+def _created_by_operator(metadata: Mapping[str, Any], relay_name: str) -> bool:
+    labelled = pod.relay_labels(relay_name).items() <= (metadata.get("labels") or {}).items()
+    return labelled and any(
+        entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
+        for entry in metadata.get("managedFields") or ()
+    )

@@ -3,10 +3,9 @@
 The configuration has a version that increases with every change, so that a relay can determine the newer one of the
 mounted file and a push. Content that differs only in the version is unchanged, and keeps its version.
 
-The text is a List in JSON, with one resource per line: the relay, then its subscriptions by name. Each subscription is
-serialized once per version of its resource (``Item``). The operator parses single lines: the version, and the last
-valid form of a subscription whose resource became invalid. A large text is compressed (``mailboat_spec.wire_format``)
-and stored in ``binaryData``.
+The text is a List in JSON, with one resource per line: the relay, then its subscriptions by name. So the operator can
+parse single lines: the version, and the last valid form of a subscription whose resource became invalid. A large text
+is compressed (``mailboat_spec.wire_format``) and stored in ``binaryData``.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from mailboat_operator.resources.ownership import child_metadata
-from mailboat_operator.resources.pod import KEYS_KEY, RESOURCES_KEY, child_name
+from mailboat_operator.resources.pod import KEYS_KEY, RESOURCES_KEY, child_name, mapping
 from mailboat_spec import EventSubscription, OutboxRelay, Resource, State
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION, SUBSCRIPTION_KIND
 from mailboat_spec.wire_format import LARGEST_TEXT, is_packed, pack, unpack
@@ -67,18 +65,12 @@ def raw_item(form: Mapping[str, Any]) -> Item:
     return Item(str(form["metadata"]["name"]), _line(form))
 
 
-def config_map(relay: OutboxRelay, configuration: Configuration, public_keys: str) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": child_metadata(relay),
-        "data": {KEYS_KEY: public_keys},
-    }
+def config_map(metadata: Mapping[str, Any], configuration: Configuration, public_keys: str) -> dict[str, Any]:
+    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
     if is_packed(configuration.packed):
-        made["binaryData"] = {RESOURCES_KEY: base64.b64encode(configuration.packed).decode()}
-    else:
-        made["data"][RESOURCES_KEY] = configuration.text
-    return made
+        packed = base64.b64encode(configuration.packed).decode()
+        return {**made, "data": {KEYS_KEY: public_keys}, "binaryData": {RESOURCES_KEY: packed}}
+    return {**made, "data": {KEYS_KEY: public_keys, RESOURCES_KEY: configuration.text}}
 
 
 def too_large(configuration: Configuration, relay: str) -> str:
@@ -128,12 +120,10 @@ def all_paused(before: Configuration, now_ms: int) -> Configuration:
 
 def _paused(line: str) -> str:
     document = _parsed(line)
-    if document.get("kind") != SUBSCRIPTION_KIND or not isinstance(document.get("spec"), dict):
+    spec = document.get("spec")
+    if document.get("kind") != SUBSCRIPTION_KIND or not isinstance(spec, dict) or spec.get("state") == State.PAUSED:
         return line
-    if document["spec"].get("state") == State.PAUSED:
-        return line
-    document["spec"]["state"] = State.PAUSED.value
-    return _line(document)
+    return _line({**document, "spec": {**spec, "state": State.PAUSED.value}})
 
 
 def configuration_in(config_map: Mapping[str, Any] | None) -> Configuration | None:
@@ -165,10 +155,8 @@ def _text_in(config_map: Mapping[str, Any]) -> str | None:
 
 def last_valid_form(configuration: Configuration | None, uid: str) -> dict[str, Any] | None:
     """Return a subscription as relays have it, for the case that its resource became invalid."""
-    for document in _subscriptions_with(configuration, "uid", uid):
-        if _metadata(document).get("uid") == uid:
-            return document
-    return None
+    documents = _subscriptions_with(configuration, "uid", uid)
+    return next((each for each in documents if mapping(each.get("metadata")).get("uid") == uid), None)
 
 
 def contains_name(configuration: Configuration | None, namespace: str, name: str) -> bool:
@@ -177,13 +165,8 @@ def contains_name(configuration: Configuration | None, namespace: str, name: str
 
 
 def is_named(document: Mapping[str, Any], namespace: str, name: str) -> bool:
-    metadata = _metadata(document)
+    metadata = mapping(document.get("metadata"))
     return (metadata.get("namespace"), metadata.get("name")) == (namespace, name)
-
-
-def _metadata(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    metadata = document.get("metadata")
-    return metadata if isinstance(metadata, Mapping) else {}
 
 
 def _subscriptions_with(configuration: Configuration | None, field: str, value: str) -> Iterator[dict[str, Any]]:
@@ -229,8 +212,8 @@ def _line(value: Any) -> str:
 def _document(resource: Resource) -> dict[str, Any]:
     """Return identity and spec, without other metadata, so that a label changes no configuration.
 
-    Default values are omitted. Relays refuse unknown fields, and sidecars keep the version with which their pods
-    started: a field added by a later version must not reach them before it is used.
+    Default values are omitted: relays refuse unknown fields, and a field added by a later version must not reach the
+    sidecars of running pods before it is used.
     """
     changed = resource.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     manifest = resource.manifest()

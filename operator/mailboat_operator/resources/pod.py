@@ -1,16 +1,15 @@
 """Container of a relay: arguments, mounts, probes, security context and resources. Pure.
 
-Deployment pods and injected sidecars are built from the same parts, so that a relay is the same in both runtimes.
-Differences are arguments: a sidecar has no readiness probe, since the application must become ready even if the relay's
-database is down.
-
-Secrets are only referenced. Each is mounted whole, so that Kubernetes updates it in the running pod, and as optional,
-so that a missing one does not keep a pod from starting.
+Deployment pods and injected sidecars are built from the same parts, so that a relay is the same in both runtimes. A
+sidecar has no readiness probe, since the application must become ready even if the relay's database is down. Each
+Secret is mounted whole, so that Kubernetes updates it in the running pod, and as optional, so that a missing one does
+not keep a pod from starting.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -124,26 +123,26 @@ def sink_secrets(subscription: EventSubscription) -> tuple[str, ...]:
 
 def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the Secrets in a sink's ``*SecretRef`` fields, also if the rest is not validated yet."""
-    spec = subscription.get("spec")
-    sink = spec.get("sink") if isinstance(spec, Mapping) else None
-    chosen = [each for each in sink.values() if isinstance(each, Mapping)] if isinstance(sink, Mapping) else []
-    references = [value for each in chosen for field, value in each.items() if str(field).endswith("SecretRef")]
-    names = [each.get("name") for each in references if isinstance(each, Mapping)]
+    chosen = mapping(mapping(subscription.get("spec")).get("sink")).values()
+    fields = [each for sink in chosen for each in mapping(sink).items()]
+    names = [mapping(value).get("name") for field, value in fields if str(field).endswith("SecretRef")]
     return tuple(sorted({name for name in names if isinstance(name, str)}))
 
 
 def has_source(subscription: Mapping[str, Any]) -> bool:
     """Return whether a subscription reads a broker, also if the rest is not validated yet."""
-    spec = subscription.get("spec")
-    return isinstance(spec, Mapping) and spec.get("source") is not None and relay_of(subscription) is None
+    return mapping(subscription.get("spec")).get("source") is not None and relay_of(subscription) is None
 
 
 def relay_of(subscription: Mapping[str, Any]) -> str | None:
     """Return the name of a subscription's relay, also if the rest is not validated yet."""
-    spec = subscription.get("spec")
-    reference = spec.get("relayRef") if isinstance(spec, Mapping) else None
-    name = reference.get("name") if isinstance(reference, Mapping) else None
+    name = mapping(mapping(subscription.get("spec")).get("relayRef")).get("name")
     return name if isinstance(name, str) else None
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return the value if it is an object, else an empty one, for resources that are not validated yet."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def secret_volume(secret: str) -> str:
@@ -184,26 +183,17 @@ def relay_container(
 
 
 def _arguments(port: int) -> list[str]:
-    return [
-        "run",
-        "--follow",
-        "-f",
-        f"{CONFIG_FOLDER}/{RESOURCES_KEY}",
-        "--secrets-dir",
-        SECRETS_FOLDER,
-        "--listen",
-        f"[::]:{port}",  # IPv4 and IPv6, as far as the node supports them
-        "--advertise",
-        "$(POD_IP)",  # pods do not know each other by name
-        "--relay-id",
-        "$(POD_NAMESPACE)/$(POD_NAME)",  # namespaces may share a database; see `RelayPod.relay_id`
-        "--control-keys",
-        f"{CONFIG_FOLDER}/{KEYS_KEY}",
-        "--audience",
-        "$(POD_NAMESPACE)/$(POD_NAME)/$(POD_UID)",
-        "--log-format",
-        "json",
-    ]
+    options = {
+        "-f": f"{CONFIG_FOLDER}/{RESOURCES_KEY}",
+        "--secrets-dir": SECRETS_FOLDER,
+        "--listen": f"[::]:{port}",  # IPv4 and IPv6, as far as the node supports them
+        "--advertise": "$(POD_IP)",  # pods do not know each other by name
+        "--relay-id": "$(POD_NAMESPACE)/$(POD_NAME)",  # namespaces may share a database; see `RelayPod.relay_id`
+        "--control-keys": f"{CONFIG_FOLDER}/{KEYS_KEY}",
+        "--audience": "$(POD_NAMESPACE)/$(POD_NAME)/$(POD_UID)",
+        "--log-format": "json",
+    }
+    return ["run", "--follow", *itertools.chain.from_iterable(options.items())]
 
 
 def _environment(template: PodTemplate, *, optional: bool) -> list[dict[str, Any]]:
@@ -241,11 +231,9 @@ def _optional(variable: dict[str, Any]) -> dict[str, Any]:
 
 def _resources(template: PodTemplate) -> dict[str, dict[str, str]]:
     """Return resources. If the template sets requests or limits, neither default is used."""
-    given = template.resources
-    if given.requests or given.limits:
-        chosen = {"requests": dict(given.requests), "limits": dict(given.limits)}
-        return {kind: values for kind, values in chosen.items() if values}
-    return {"requests": dict(_DEFAULT_REQUESTS), "limits": dict(_DEFAULT_LIMITS)}
+    chosen = {"requests": dict(template.resources.requests), "limits": dict(template.resources.limits)}
+    given = {kind: values for kind, values in chosen.items() if values}
+    return given or {"requests": dict(_DEFAULT_REQUESTS), "limits": dict(_DEFAULT_LIMITS)}
 
 
 def _probe(path: str) -> dict[str, Any]:

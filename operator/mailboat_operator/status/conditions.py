@@ -11,7 +11,6 @@ from mailboat_spec import ConditionStatus, ConditionType, Reason
 from mailboat_spec.redaction import redact
 
 _MESSAGE_LIMIT: Final = 1024
-_TIME: Final = "%Y-%m-%dT%H:%M:%SZ"
 _TOO_LONG: Final = timedelta(minutes=2)
 """Age from which a start that should resolve by itself is worth an event."""
 
@@ -111,12 +110,16 @@ def written(
             "status": each.status.value,
             "reason": each.reason.value,
             "message": _shortened(redact(each.message)),
-            "lastTransitionTime": since.get((each.type, each.status)) or now.astimezone(UTC).strftime(_TIME),
+            "lastTransitionTime": since.get((each.type, each.status)) or timestamp(now),
             "observedGeneration": generation,
         }
         for each in sorted((*conditions, *progress), key=lambda each: list(ConditionType).index(each.type))
     ]
     return {"observedGeneration": generation, "conditions": result}
+
+
+def timestamp(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def condition_events(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[EventNote]:

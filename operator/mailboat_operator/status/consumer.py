@@ -8,17 +8,13 @@ from typing import Any, Final
 
 from mailboat_operator.kube.client import Object
 from mailboat_operator.relays.reports import ConsumerAnswer, parse_reason
+from mailboat_operator.status import display
 from mailboat_operator.status.conditions import ConditionResult, no, unknown, written, yes
-from mailboat_operator.status.display import displayed, named, oldest_age, partition_row, rounded_count
 from mailboat_spec import ConditionType, EventSubscription, Reason, State
 from mailboat_spec.consumer_report import ConsumedPartition, ConsumerReport, DeadLetterHealth, SourceHealth, StoreHealth
 from mailboat_spec.names import CONSUMER_PORT_NAME, SUBSCRIPTION_LABEL
-from mailboat_spec.redaction import redact
 
-_ERROR_LIMIT: Final = 256
 _MOST_ASSIGNMENTS: Final = 1024
-
-
 _NEEDED: Final = frozenset(
     {ConditionType.SOURCE_REACHABLE, ConditionType.IDEMPOTENCY_REACHABLE, ConditionType.DEAD_LETTER_REACHABLE}
 )
@@ -51,7 +47,7 @@ def consumer_status(
         return status | _numbers(answers, reports)
     # No consumer reports: keep the last known values.
     kept = ("partitionCount", "lag", "lagDisplay", "oldestAge", "parked", "lastError", "partitions")
-    return status | {field: before[field] for field in kept if field in before}
+    return status | display.last_known(before, *kept)
 
 
 def _waiting(reports: Sequence[ConsumerReport], last: int) -> int:
@@ -62,15 +58,15 @@ def _waiting(reports: Sequence[ConsumerReport], last: int) -> int:
 
 
 def _numbers(answers: Sequence[ConsumerAnswer], reports: Sequence[ConsumerReport]) -> dict[str, Any]:
-    lag = rounded_count(sum(each.lag for each in reports))
+    lag = display.rounded_count(sum(each.lag for each in reports))
     return {
         "partitionCount": sum(each.source.owned for each in reports if each.source is not None),
         "lag": lag,
-        "lagDisplay": displayed(lag, any(each.lag_bounded for each in reports)),
-        "parked": rounded_count(sum(each.parked for each in reports)),
-        "lastError": redact(next((each.last_error for each in reports if each.last_error), ""))[:_ERROR_LIMIT],
+        "lagDisplay": display.displayed(lag, any(each.lag_bounded for each in reports)),
+        "parked": display.rounded_count(sum(each.parked for each in reports)),
+        "lastError": display.displayed_error(next((each.last_error for each in reports if each.last_error), "")),
         "partitions": _assignments(answers),
-        **oldest_age(each.oldest_age for each in reports),
+        **display.oldest_age(each.oldest_age for each in reports),
     }
 
 
@@ -78,9 +74,9 @@ def _assignments(answers: Sequence[ConsumerAnswer]) -> list[dict[str, Any]]:
     held: dict[int, tuple[str, ConsumedPartition]] = {}
     for answer in answers:
         if answer.report is not None and answer.report.source is not None:
-            held |= {each.partition: (answer.pod, each) for each in answer.report.source.partitions}
+            held |= {each.partition: (answer.pod.name, each) for each in answer.report.source.partitions}
     return [
-        partition_row(number, pod, each.lag or 0, each.oldest_age)
+        display.partition_row(number, pod, each.lag or 0, each.oldest_age)
         for number, (pod, each) in sorted(held.items())[:_MOST_ASSIGNMENTS]
     ]
 
@@ -100,16 +96,16 @@ def _ready(
         message = f"No pod of this namespace has the label {SUBSCRIPTION_LABEL}: <name of this subscription>."
         return no(ready, Reason.NO_CONSUMERS, message)
     if not reports:
+        pods = display.named([answer.pod.name for answer in answers])
         message = (
-            f"No consumer answers ({named([answer.pod for answer in answers])}: {answers[0].error}). A pod needs a "
-            f"container port named {CONSUMER_PORT_NAME} on which the consumer listens (listen=), and a NetworkPolicy "
-            "must not keep the operator from it."
+            f"No consumer answers ({pods}: {answers[0].error}). A pod needs a container port named "
+            f"{CONSUMER_PORT_NAME} on which the consumer listens (listen=), and a NetworkPolicy must not keep the "
+            "operator from it."
         )
         return unknown(ready, Reason.CONSUMERS_SILENT, message)
     for each in conditions:
-        if each.type is ConditionType.DEAD_LETTERS_STOPPED and each.status == "True":
-            return no(ready, each.reason, each.message)
-        if each.type in _NEEDED and each.status == "False":
+        stopped = each.type is ConditionType.DEAD_LETTERS_STOPPED and each.status == "True"
+        if stopped or (each.type in _NEEDED and each.status == "False"):
             return no(ready, each.reason, each.message)
     if all(each.state == "Connecting" for each in reports):
         message = next((each.message for each in reports if each.message), "Consumers are connecting.")
@@ -141,10 +137,7 @@ def _about_servers(reports: Sequence[ConsumerReport]) -> list[ConditionResult]:
 
 
 def _reachable(
-    type_: ConditionType,
-    found: Sequence[SourceHealth | StoreHealth | DeadLetterHealth],
-    reason: Reason,
-    subject: str,
+    type_: ConditionType, found: Sequence[SourceHealth | StoreHealth | DeadLetterHealth], reason: Reason, subject: str
 ) -> ConditionResult:
     for each in found:
         if not each.reachable:

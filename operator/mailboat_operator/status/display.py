@@ -11,6 +11,7 @@ from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, pod_of, relay_reports
 from mailboat_operator.status.conditions import ConditionResult, no, yes
 from mailboat_spec import ConditionType, Duration, Reason
+from mailboat_spec.redaction import redact
 
 NAMED: Final = 5
 """Maximum number of pods named in one message."""
@@ -21,6 +22,7 @@ _AGES: Final = tuple(
     + [86400 * days for days in (1, 2, 3, 5, 7, 10, 14, 21, 30, 60, 90, 180, 365)]
 )
 _EXACT: Final = 100
+_ERROR_LIMIT: Final = 256
 
 
 def named(pods: Sequence[str]) -> str:
@@ -30,9 +32,9 @@ def named(pods: Sequence[str]) -> str:
 
 def not_reported(answers: Sequence[Answer]) -> str:
     """Message for the case that no relay answers. If Kubernetes names no cause, it may lie anywhere on the way."""
-    if failing := [answer for answer in answers if answer.problem]:
-        return f"No relay has reported yet: {'; '.join(f'{each.pod} {each.problem}' for each in failing[:NAMED])}."
-    pods = "; ".join(f"{answer.pod}: {answer.error or 'starting'}" for answer in answers[:NAMED]) or "starting"
+    if failing := [answer.pod for answer in answers if answer.pod.problem]:
+        return f"No relay has reported yet: {'; '.join(f'{pod.name} {pod.problem}' for pod in failing[:NAMED])}."
+    pods = "; ".join(f"{answer.pod.name}: {answer.error or 'starting'}" for answer in answers[:NAMED]) or "starting"
     return (
         f"No relay has reported yet ({pods}). If it stays so, look at the logs of these pods, and whether a "
         "NetworkPolicy keeps the operator from their port."
@@ -46,14 +48,10 @@ def silent_relays(answers: Iterable[Answer], relay: str) -> dict[str, str]:
     only lost the database still answers.
     """
     namespace = relay.partition("/")[0]
-    missed = {
-        pod_of(name, namespace)
-        for answer, report in relay_reports(answers, relay)
-        if not answer.silent
-        for name in report.silent
-    }
-    silent = {answer.pod: "its heartbeats are missing" for answer in answers if answer.pod in missed}
-    return silent | {answer.pod: answer.problem or answer.error for answer in answers if answer.silent}
+    reports = [report for answer, report in relay_reports(answers, relay) if not answer.silent]
+    missed = {pod_of(name, namespace) for report in reports for name in report.silent}
+    silent = {answer.pod.name: "its heartbeats are missing" for answer in answers if answer.pod.name in missed}
+    return silent | {answer.pod.name: answer.pod.problem or answer.error for answer in answers if answer.silent}
 
 
 def named_silent(silent: Mapping[str, str]) -> str:
@@ -117,6 +115,15 @@ def oldest_age(ages: Iterable[float | None]) -> dict[str, str]:
     """Return the field ``oldestAge``; empty if no event has waited for a second."""
     age = rounded_age(max((each for each in ages if each is not None), default=None))
     return {} if age is None else {"oldestAge": str(Duration.of_seconds(age))}
+
+
+def last_known(before: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return these fields of the existing status, for the time in which no pod reports."""
+    return {name: before[name] for name in names if name in before}
+
+
+def displayed_error(error: str) -> str:
+    return redact(error)[:_ERROR_LIMIT]
 
 
 def partition_row(number: int, pod: str, lag: int, age: float | None) -> dict[str, Any]:

@@ -3,153 +3,131 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from mailboat_operator.kube.client import Object
+from mailboat_operator.relays.observation import Observation
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import Answer, parse_reason, relay_reports
+from mailboat_operator.relays.reports import parse_reason, relay_reports
+from mailboat_operator.resources import deployment_failures
+from mailboat_operator.status import display
 from mailboat_operator.status.conditions import Blocker, ConditionResult, EventNote, no, unknown, written, yes
-from mailboat_operator.status.display import (
-    NAMED,
-    named,
-    named_silent,
-    not_reported,
-    secrets_mounted,
-    silent_relays,
-    with_secret_hint,
-)
 from mailboat_spec import ConditionStatus, ConditionType, OutboxRelay, Reason, Runtime
 from mailboat_spec.relay_status import RelayStatus
 
 _DAYS_AHEAD: Final = 7.0
 
 
-@dataclass(frozen=True, slots=True)
-class RelayFacts:
-    """All facts about a relay at one moment."""
-
-    name: str
-    """namespace/name."""
-    generation: int
-    before: Mapping[str, Any]
-    relay: OutboxRelay | None
-    """None if the spec is invalid, for the reason in ``problem``."""
-    problem: str
-    blocker: Blocker | None
-    """Why the relay can't be brought to its desired state; None if it can."""
-    uncreated: str
-    """Why the Deployment can't create pods; empty if it can."""
-    halted: str
-    """Why Kubernetes gave up on a rollout of the Deployment; empty if it did not."""
-    pods: Sequence[RelayPod]
-    answers: Sequence[Answer]
-    subscriptions: int
-    lacking: Sequence[RelayPod]
-    """Running pods without a Secret that the relay or a subscription needs."""
-    selector: str
-
-
-def relay_status(facts: RelayFacts, now: datetime) -> dict[str, Any]:
-    alive = sum(pod.alive for pod in facts.pods)
+def relay_status(
+    observed: Observation, blocker: Blocker | None, deployment: Object | None, now: datetime
+) -> dict[str, Any]:
+    """Return the status. ``blocker``: why the relay can't be brought to its desired state; None if it can."""
+    found, pods = observed.found, observed.pods
+    before = found.get("status") or {}
+    alive, ready = sum(pod.alive for pod in pods), len(_ready_pods(observed))
     # With sidecars the application's pods determine the number.
-    desired = facts.relay.spec.replicas if facts.relay is not None else None
-    database = _databases(_reports(facts)) or [facts.before.get("database", "")]
+    desired = observed.relay.spec.replicas if observed.relay is not None else None
+    database = _databases(_reports(observed)) or [before.get("database", "")]
+    conditions = _conditions(observed, blocker, deployment)
     return {
-        **written(_conditions(facts), facts.before, facts.generation, now),
+        **written(conditions, before, found["metadata"].get("generation", 0), now),
         "replicas": alive,
-        "readyReplicas": len(_ready_pods(facts)),
-        "replicasDisplay": f"{len(_ready_pods(facts))}/{alive if desired is None else desired}",
-        "selector": facts.selector,
-        "subscriptions": facts.subscriptions,
+        "readyReplicas": ready,
+        "replicasDisplay": f"{ready}/{alive if desired is None else desired}",
+        "selector": observed.selector,
+        "subscriptions": len(observed.subscriptions),
         **({"database": ", ".join(database)} if any(database) else {}),
     }
 
 
-def _ready_pods(facts: RelayFacts) -> list[RelayPod]:
+def _ready_pods(observed: Observation) -> list[RelayPod]:
     """Pods with a ready relay. Deployment pods have a readiness probe; a sidecar has none and counts if it answers."""
-    answering = {answer.pod for answer in facts.answers if answer.report is not None}
-    return [pod for pod in facts.pods if pod.alive and (pod.ready if pod.own else pod.name in answering)]
+    answering = {answer.pod.name for answer in observed.running_answers if answer.report is not None}
+    return [pod for pod in observed.pods if pod.alive and (pod.ready if pod.own else pod.name in answering)]
 
 
-def _reports(facts: RelayFacts) -> list[RelayStatus]:
-    return [report for _, report in relay_reports(facts.answers, facts.name)]
+def _reports(observed: Observation) -> list[RelayStatus]:
+    return [report for _, report in relay_reports(observed.running_answers, observed.name)]
 
 
-def _conditions(facts: RelayFacts) -> list[ConditionResult]:
-    reports = _reports(facts)
-    conditions = [_ready(facts, reports)]
+def _conditions(observed: Observation, blocker: Blocker | None, deployment: Object | None) -> list[ConditionResult]:
+    reports = _reports(observed)
+    conditions = [_ready(observed, blocker, deployment, reports)]
     if reports:
         retention = ConditionType.RETENTION_BLOCKED
         blocked = next((report.retention_blocked for report in reports if report.retention_blocked), None)
         held = next((report.old_snapshot for report in reports if report.old_snapshot), None)
         conditions += [
-            _database(facts, reports),
+            _database(observed, reports),
             _schema(reports),
             _remark(retention, blocked, Reason.UNDELIVERED_EVENTS, "Old events are removed in time."),
             _remark(ConditionType.SNAPSHOT_HELD, held, Reason.OLD_SNAPSHOT, "No old snapshot is held."),
         ]
-    if facts.relay is not None:
-        conditions.append(secrets_mounted(facts.lacking))
-        if facts.relay.spec.runtime is Runtime.SIDECAR:
-            conditions.append(_sidecars(facts))
+    if observed.relay is not None:
+        conditions.append(display.secrets_mounted(observed.lacking(observed.secrets)))
+        if observed.relay.spec.runtime is Runtime.SIDECAR:
+            conditions.append(_sidecars(observed))
     return conditions
 
 
-def _ready(facts: RelayFacts, reports: Sequence[RelayStatus]) -> ConditionResult:
+def _ready(
+    observed: Observation, blocker: Blocker | None, deployment: Object | None, reports: Sequence[RelayStatus]
+) -> ConditionResult:
     ready = ConditionType.READY
-    if facts.relay is None:
-        return no(ready, Reason.INVALID_SPEC, facts.problem)
-    if facts.blocker is not None:
-        return no(ready, facts.blocker.reason, facts.blocker.message)
-    desired = facts.relay.spec.replicas
+    uncreated, halted = deployment_failures(deployment)
+    if observed.relay is None:
+        return no(ready, Reason.INVALID_SPEC, observed.problem)
+    if blocker is not None:
+        return no(ready, blocker.reason, blocker.message)
+    desired = observed.relay.spec.replicas
     if desired == 0:
         return yes(ready, Reason.AVAILABLE, "Scaled to 0 replicas: nothing is delivered until spec.replicas is raised.")
-    if not any(pod.alive for pod in facts.pods):
-        if facts.relay.spec.runtime is Runtime.SIDECAR:
-            name = facts.relay.metadata.name
+    if not any(pod.alive for pod in observed.pods):
+        if observed.relay.spec.runtime is Runtime.SIDECAR:
+            name = observed.relay.metadata.name
             message = f'No pod has a relay: label the pods of the application "mailboat.dev/relay: {name}".'
             return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
-        if facts.uncreated:
-            return no(ready, Reason.NOT_ENOUGH_RELAYS, f"The relay's pods can't be created: {facts.uncreated}")
+        if uncreated:
+            return no(ready, Reason.NOT_ENOUGH_RELAYS, f"The relay's pods can't be created: {uncreated}")
         return no(ready, Reason.STARTING, "The relay's pods are being created.")
-    for answer in facts.answers:
+    for answer in observed.running_answers:
         if answer.report is not None and answer.report.config.error:
             still = "continues with the last configuration" if answer.report.relays else "can't use its configuration"
-            return no(ready, Reason.INVALID_SPEC, f"Relay {answer.pod} {still}: {answer.report.config.error}")
+            return no(ready, Reason.INVALID_SPEC, f"Relay {answer.pod.name} {still}: {answer.report.config.error}")
     if not reports:
-        return no(ready, Reason.STARTING, _unanswered(facts))
-    for condition in (_database(facts, reports), _schema(reports)):
+        return no(ready, Reason.STARTING, _unanswered(observed))
+    for condition in (_database(observed, reports), _schema(reports)):
         if condition.status is ConditionStatus.FALSE and condition.reason is not Reason.PARTITIONS_RUN_OUT:
             return no(ready, condition.reason, condition.message)
-    if silent := silent_relays(facts.answers, facts.name):
-        return no(ready, Reason.RELAY_SILENT, named_silent(silent))
-    count = len(_ready_pods(facts))
+    if silent := display.silent_relays(observed.running_answers, observed.name):
+        return no(ready, Reason.RELAY_SILENT, display.named_silent(silent))
+    count = len(_ready_pods(observed))
     if desired is not None and count < desired:
-        cause = _problems(facts) or facts.uncreated or "see the pods labelled mailboat.dev/relay"
+        cause = _problems(observed) or uncreated or "see the pods labelled mailboat.dev/relay"
         message = f"{count} of {desired} relays are ready: {cause.rstrip('.')}."
         return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
-    if facts.halted and facts.relay.spec.runtime is Runtime.DEPLOYMENT:
-        cause = _problems(facts) or facts.halted
+    if halted and observed.relay.spec.runtime is Runtime.DEPLOYMENT:
+        cause = _problems(observed) or halted
         message = f"New relays do not become ready, the previous ones continue: {cause.rstrip('.')}."
         return no(ready, Reason.NOT_ENOUGH_RELAYS, message)
     return yes(ready, Reason.AVAILABLE, "Relays run and reach the database.")
 
 
-def _unanswered(facts: RelayFacts) -> str:
-    if problems := _problems(facts):
+def _unanswered(observed: Observation) -> str:
+    if problems := _problems(observed):
         return f"No relay has reported yet: {problems}."
-    if silent := silent_relays(facts.answers, facts.name):
-        return named_silent(silent)
-    return not_reported([answer for answer in facts.answers if answer.report is None])
+    if silent := display.silent_relays(observed.running_answers, observed.name):
+        return display.named_silent(silent)
+    return display.not_reported([answer for answer in observed.running_answers if answer.report is None])
 
 
-def _problems(facts: RelayFacts) -> str:
-    failing = [pod for pod in facts.pods if pod.alive and pod.problem]
-    return "; ".join(f"{pod.name} {pod.problem}" for pod in failing[:NAMED])
+def _problems(observed: Observation) -> str:
+    failing = [pod for pod in observed.pods if pod.alive and pod.problem]
+    return "; ".join(f"{pod.name} {pod.problem}" for pod in failing[: display.NAMED])
 
 
-def _database(facts: RelayFacts, reports: Sequence[RelayStatus]) -> ConditionResult:
+def _database(observed: Observation, reports: Sequence[RelayStatus]) -> ConditionResult:
     reachable = ConditionType.DATABASE_REACHABLE
     if any(_reaches(report) for report in reports):
         found = _databases(reports)
@@ -158,12 +136,12 @@ def _database(facts: RelayFacts, reports: Sequence[RelayStatus]) -> ConditionRes
     if failure is None:
         return no(reachable, Reason.DATABASE_UNREACHABLE, "No relay reaches the database: see the relays' logs.")
     reason = parse_reason(failure.reason, Reason.DATABASE_UNREACHABLE)
-    location = _url_location(facts.relay)
+    location = _url_location(observed.relay)
     if reason is Reason.DATABASE_UNREACHABLE:
         return no(reachable, reason, f"{failure.message} (Is the URL in {location} right, and is the server up?)")
     if reason is Reason.INVALID_SPEC:
         return no(reachable, reason, f"{failure.message} (The URL is in {location}.)")
-    return no(reachable, reason, with_secret_hint(reason, failure.message))
+    return no(reachable, reason, display.with_secret_hint(reason, failure.message))
 
 
 def _databases(reports: Sequence[RelayStatus]) -> list[str]:
@@ -223,12 +201,11 @@ def _remark(type_: ConditionType, message: str | None, reason: Reason, otherwise
     return yes(type_, reason, message) if message else no(type_, Reason.NOTHING_BLOCKED, otherwise)
 
 
-def _sidecars(facts: RelayFacts) -> ConditionResult:
-    missing = [pod.name for pod in facts.pods if pod.lacks_sidecar]
-    if missing:
+def _sidecars(observed: Observation) -> ConditionResult:
+    if missing := [pod.name for pod in observed.pods if pod.lacks_sidecar]:
         message = (
-            f"These pods ask for a sidecar and have none: restart {named(missing)}. If they get none again, the "
-            "warning at their creation and the operator's log say why."
+            f"These pods ask for a sidecar and have none: restart {display.named(missing)}. If they get none again, "
+            "the warning at their creation and the operator's log say why."
         )
         return no(ConditionType.SIDECARS_INJECTED, Reason.SIDECAR_MISSING, message)
     return yes(ConditionType.SIDECARS_INJECTED, Reason.UP_TO_DATE, "Every pod that asks for a sidecar has one.")

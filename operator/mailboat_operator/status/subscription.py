@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, parse_reason, pod_of, relay_reports
-from mailboat_operator.status.conditions import ConditionResult, no, unknown, written, yes
-from mailboat_operator.status.display import (
-    displayed,
-    named_silent,
-    not_reported,
-    oldest_age,
-    partition_row,
-    rounded_count,
-    rounded_rate,
-    secrets_mounted,
-    silent_relays,
-    with_secret_hint,
-)
+from mailboat_operator.status import display
+from mailboat_operator.status.conditions import ConditionResult, no, timestamp, unknown, written, yes
 from mailboat_spec import ConditionType, EventSubscription, Reason, State
-from mailboat_spec.redaction import redact
 from mailboat_spec.relay_status import PartitionStatus, RelayStatus, SubscriptionStatus
 
-_ERROR_LIMIT: Final = 256
 _UNKNOWN: Final = "unknown"
 _SAME_TIME: Final = timedelta(seconds=30)
 
@@ -74,13 +61,6 @@ class _Reports:
         """Reports of relays that own partitions; if there are none, all reports."""
         return [each for _, each in self.subscriptions if each.owned] or [each for _, each in self.subscriptions]
 
-    @property
-    def last_error(self) -> tuple[str, float]:
-        """The most recent error, and its age in seconds."""
-        errors = [(each.last_error_age or 0.0, each.last_error) for each in self.moving if each.last_error]
-        since, error = min(errors, default=(0.0, ""))
-        return error, since
-
 
 def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, Any]:
     reports = _reports(facts)
@@ -90,16 +70,11 @@ def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, An
         status |= {"source": spec.source_name, "sink": spec.sink.kind, "partitionCount": spec.partitions}
     if not reports.subscriptions:
         # No relay reports the subscription. These values hold until a relay changes them; lag grows by itself.
-        for field in ("parked", "dead", "lastError", "lastErrorTime"):
-            if field in facts.before:
-                status[field] = facts.before[field]
-        last = [
-            {"partition": each["partition"], "pod": each.get("pod", "")} for each in facts.before.get("partitions", ())
-        ]
-        return {**status, "lagDisplay": _UNKNOWN, "rate": 0.0, **({"partitions": last} if last else {})}
-    status.update(_numbers(facts, reports))
-    status.update(_last_error(facts, reports, now))
-    return status
+        kept = display.last_known(facts.before, "parked", "dead", "lastError", "lastErrorTime")
+        before = facts.before.get("partitions", ())
+        last = [{"partition": each["partition"], "pod": each.get("pod", "")} for each in before]
+        return {**status, **kept, "lagDisplay": _UNKNOWN, "rate": 0.0, **({"partitions": last} if last else {})}
+    return {**status, **_numbers(facts, reports), **_last_error(facts, reports, now)}
 
 
 def _numbers(facts: SubscriptionFacts, reports: _Reports) -> dict[str, Any]:
@@ -108,16 +83,18 @@ def _numbers(facts: SubscriptionFacts, reports: _Reports) -> dict[str, Any]:
     lag = sum(lags.values())
     bounded = any(report.lag_bounded for report in counted) or len(counted) < len(reports.held)
     numbers: dict[str, Any] = {
-        "lag": rounded_count(lag),
-        "lagDisplay": displayed(rounded_count(lag), bounded),
-        "parked": rounded_count(sum(report.parked for report in counted)),
+        "lag": display.rounded_count(lag),
+        "lagDisplay": display.displayed(display.rounded_count(lag), bounded),
+        "parked": display.rounded_count(sum(report.parked for report in counted)),
         "dead": max(each.dead for _, each in reports.subscriptions),
-        "rate": rounded_rate(sum(each.rate for _, each in reports.subscriptions)),
+        "rate": display.rounded_rate(sum(each.rate for _, each in reports.subscriptions)),
         "partitions": [
-            partition_row(number, "" if facts.pulled else pod, lags[number], report.oldest_age if report else None)
+            display.partition_row(
+                number, "" if facts.pulled else pod, lags[number], report.oldest_age if report else None
+            )
             for number, (pod, report) in sorted(reports.held.items())
         ],
-        **oldest_age(report.oldest_age for report in counted),
+        **display.oldest_age(report.oldest_age for report in counted),
     }
     if reports.held and not counted:
         del numbers["lag"]
@@ -126,40 +103,39 @@ def _numbers(facts: SubscriptionFacts, reports: _Reports) -> dict[str, Any]:
 
 
 def _last_error(facts: SubscriptionFacts, reports: _Reports, now: datetime) -> dict[str, Any]:
-    """The last error and its time. While an error lasts, the time is that of its begin."""
-    error, since = reports.last_error
-    if not error:
+    """The most recent error and its time. While an error lasts, the time is that of its begin."""
+    errors = [(each.last_error_age or 0.0, each.last_error) for each in reports.moving if each.last_error]
+    if not errors:
         return {"lastError": ""}
-    text, at = redact(error)[:_ERROR_LIMIT], now - timedelta(seconds=max(since, 0.0))
+    since, error = min(errors)
+    text, at = display.displayed_error(error), now - timedelta(seconds=max(since, 0.0))
     before = facts.before.get("lastErrorTime")
     same = bool(before) and facts.before.get("lastError") == text
     if same and (since == 0.0 or abs(at - datetime.fromisoformat(str(before))) < _SAME_TIME):
         return {"lastError": text, "lastErrorTime": before}  # the time is computed again at every poll
-    return {"lastError": text, "lastErrorTime": at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    return {"lastError": text, "lastErrorTime": timestamp(at)}
 
 
 def _lags(facts: SubscriptionFacts, reports: _Reports) -> dict[int, int]:
     """Lag per partition. If no relay counts a partition, keep its last known lag; the sum is a lower bound then."""
-    before = {each["partition"]: each.get("lag", 0) for each in facts.before.get("partitions") or ()}
-    return {
-        number: report.lag if report is not None else before.get(number, 0)
-        for number, (_, report) in reports.held.items()
-    }
+    lags = {each["partition"]: each.get("lag", 0) for each in facts.before.get("partitions") or ()}
+    lags |= {number: report.lag for number, (_, report) in reports.held.items() if report is not None}
+    return {number: lags.get(number, 0) for number in reports.held}
 
 
 def _reports(facts: SubscriptionFacts) -> _Reports:
-    relays = [(answer.pod, report) for answer, report in relay_reports(facts.answers, facts.relay)]
+    relays = [(answer.pod.name, report) for answer, report in relay_reports(facts.answers, facts.relay)]
     subscriptions = [(pod, found) for pod, report in relays if (found := report.subscription(facts.name)) is not None]
     count = facts.subscription.spec.partitions if facts.subscription is not None else 0
     held: dict[int, tuple[str, PartitionStatus | None]] = dict.fromkeys(range(count), ("", None))
-    answering = {answer.pod for answer in facts.answers}
+    answering = {answer.pod.name for answer in facts.answers}
     namespace = facts.relay.partition("/")[0]
     for _, each in subscriptions:  # owners from the database, for relays that did not answer in detail
         for number, owner in each.owners.items():
             pod = pod_of(owner, namespace)
             if number in held and pod in answering and not held[number][0]:
                 held[number] = (pod, None)
-    silent = silent_relays(facts.answers, facts.relay)
+    silent = display.silent_relays(facts.answers, facts.relay)
     for pod, each in sorted(subscriptions, key=lambda item: item[0] not in silent):  # reports of silent pods count less
         for partition in each.owned:
             if partition.partition in held:
@@ -175,7 +151,7 @@ def _reports(facts: SubscriptionFacts) -> _Reports:
 def _conditions(facts: SubscriptionFacts, reports: _Reports) -> list[ConditionResult]:
     conditions = [_ready(facts, reports)]
     if facts.subscription is not None and facts.relay_exists:
-        conditions += [_paused(facts, reports), secrets_mounted(facts.lacking)]
+        conditions += [_paused(facts, reports), display.secrets_mounted(facts.lacking)]
         if reports.subscriptions:
             conditions += [_keys_blocked(reports)]
         if reports.subscriptions and not facts.pulled:
@@ -201,7 +177,7 @@ def _ready(facts: SubscriptionFacts, reports: _Reports) -> ConditionResult:
     if failed := [each for each in reports.moving if each.state == "Failed"]:
         error = failed[0].last_error or "The relay gave no reason."
         reason = parse_reason(failed[0].reason, Reason.SINK_NOT_SUPPORTED)
-        return no(ready, reason, with_secret_hint(reason, error))
+        return no(ready, reason, display.with_secret_hint(reason, error))
     paused = _paused(facts, reports)
     if paused.reason is Reason.PAUSED_BY_SPEC:
         return yes(ready, Reason.PAUSED_BY_SPEC, paused.message)
@@ -219,9 +195,9 @@ def _unanswered(facts: SubscriptionFacts) -> ConditionResult:
     if not facts.answers:
         message = "No relay runs: see the conditions of the OutboxRelay."
         return no(ConditionType.READY, Reason.NOT_ENOUGH_RELAYS, message)
-    if silent := silent_relays(facts.answers, facts.relay):
-        return unknown(ConditionType.READY, Reason.RELAY_SILENT, named_silent(silent))
-    return unknown(ConditionType.READY, Reason.STARTING, not_reported(facts.answers))
+    if silent := display.silent_relays(facts.answers, facts.relay):
+        return unknown(ConditionType.READY, Reason.RELAY_SILENT, display.named_silent(silent))
+    return unknown(ConditionType.READY, Reason.STARTING, display.not_reported(facts.answers))
 
 
 def _no_database(reports: _Reports) -> ConditionResult:
@@ -229,7 +205,7 @@ def _no_database(reports: _Reports) -> ConditionResult:
     if failure is None:
         return no(ConditionType.READY, Reason.DATABASE_UNREACHABLE, "No relay reaches the database.")
     reason = parse_reason(failure.reason, Reason.DATABASE_UNREACHABLE)
-    return no(ConditionType.READY, reason, with_secret_hint(reason, failure.message))
+    return no(ConditionType.READY, reason, display.with_secret_hint(reason, failure.message))
 
 
 def _paused(facts: SubscriptionFacts, reports: _Reports) -> ConditionResult:
@@ -243,15 +219,13 @@ def _paused(facts: SubscriptionFacts, reports: _Reports) -> ConditionResult:
 
 
 def _assigned(reports: _Reports) -> ConditionResult:
-    missing = [number for number, (pod, _) in reports.held.items() if not pod]
-    if missing:
+    if missing := [number for number, (pod, _) in reports.held.items() if not pod]:
         ids = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        message = (
-            f"{len(missing)} of {len(reports.held)} partitions have no owner ({ids}): relays claim them within seconds."
-        )
+        share = f"{len(missing)} of {len(reports.held)} partitions"
+        message = f"{share} have no owner ({ids}): relays claim them within seconds."
         return no(ConditionType.ASSIGNED, Reason.PARTITIONS_WITHOUT_OWNER, message)
     if hung := {pod: reports.silent[pod] for pod, _ in reports.held.values() if pod in reports.silent}:
-        return no(ConditionType.ASSIGNED, Reason.RELAY_SILENT, named_silent(hung))
+        return no(ConditionType.ASSIGNED, Reason.RELAY_SILENT, display.named_silent(hung))
     return yes(ConditionType.ASSIGNED, Reason.ALL_ASSIGNED, "Every partition is held by a relay.")
 
 

@@ -4,8 +4,6 @@ Every replica serves the webhook. The leader maintains the certificates, all rep
 
     certificates (leader)  ->  Secret, caBundle  ->  serving_cert (every replica)  ->  server
 
-Life of a serving certificate: created as the successor and published in the caBundle, served by every replica some
-minutes later, replaced at half of its lifetime, trusted until it expires.
-
-A pod is never blocked by its sidecar: if the webhook fails, the pod starts without one and gets an event.
+A certificate is first a successor in the caBundle, served some minutes later, replaced at half of its lifetime, and
+trusted until it expires. A pod is never blocked: if the webhook fails, it starts without a sidecar and gets an event.
 """

@@ -1,18 +1,14 @@
-"""The webhook's certificates: self-signed serving certificates that all operators share, and their renewal.
+"""The webhook's certificates: self-signed serving certificates that all operators share in a Secret, and their renewal.
 
-They are stored in one Secret of the operator's namespace. The leader creates and renews them, every operator serves the
-Secret's ``tls.crt``, and the API server trusts the certificates in its ``ca.crt`` (the ``caBundle``). A serving
-certificate is its own trust anchor, so there is no CA, and no key can sign a second certificate. Three rules make a
-renewal invisible:
+The leader creates and renews them, every operator serves the Secret's ``tls.crt``, and the API server trusts the
+certificates in its ``ca.crt`` (the ``caBundle``). A serving certificate is its own trust anchor, so there is no CA, and
+no key can sign a second certificate. Three rules make a renewal invisible:
 
 - A new certificate is trusted before it is served. It joins the bundle at once as the *successor*, and replaces the
   served one only after ``Lifetimes.settle``: by then every API server has the new bundle.
 - A replaced certificate is trusted until it expires. So an operator that has not read the Secret for weeks still serves
   a trusted certificate, without any coordination. (Its key is deleted at once.)
 - A certificate is renewed at half of its lifetime. The other half is the reserve if the leader can't renew.
-
-``renewed`` decides, and is pure; ``CertificateRotation`` orders the effects of the leader. Only ``Lifetimes`` defines
-lifetimes.
 """
 
 from __future__ import annotations
@@ -79,8 +75,8 @@ class CertificatePair:
             .issuer_name(name)
             .public_key(key.public_key())
             .serial_number(serial)
-            .not_valid_before(_utc(now - lifetimes.skew))
-            .not_valid_after(_utc(now + lifetimes.certificate))
+            .not_valid_before(now - lifetimes.skew)
+            .not_valid_after(now + lifetimes.certificate)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .add_extension(x509.SubjectAlternativeName([_general_name(each) for each in names]), critical=False)
@@ -132,6 +128,7 @@ def renewed(
 ) -> Certificates | None:
     """Return the next content of the Secret; None if nothing is to be changed."""
     names = tuple(names)
+    unexpired = [each for each in found.trusted if now < each.not_valid_after_utc] if found is not None else []
     if found is not None and found.successor is not None:
         created = found.successor.certificate.not_valid_before_utc + lifetimes.skew
         if now < created + lifetimes.settle and _is_usable(found, names, now):
@@ -141,10 +138,10 @@ def renewed(
         if now < found.served.certificate.not_valid_after_utc - lifetimes.certificate / 2:
             return None
         successor = CertificatePair.create(names, now, lifetimes)
-        return Certificates(found.served, _with_unexpired(successor, found.trusted, now), successor)
+        return Certificates(found.served, (successor.certificate, *unexpired), successor)
     # The API server can't connect with the served certificate, so there is no reason to wait.
     served = CertificatePair.create(names, now, lifetimes)
-    return Certificates(served, _with_unexpired(served, found.trusted if found is not None else (), now))
+    return Certificates(served, (served.certificate, *unexpired))
 
 
 def _is_usable(found: Certificates, names: Iterable[str], now: datetime) -> bool:
@@ -152,12 +149,6 @@ def _is_usable(found: Certificates, names: Iterable[str], now: datetime) -> bool
     served = found.served.certificate
     expected = {str(_general_name(name).value) for name in names}  # an IPv6 address has several spellings
     return served in found.trusted and now < served.not_valid_after_utc and _names_of(served) == expected
-
-
-def _with_unexpired(
-    new: CertificatePair, trusted: Iterable[x509.Certificate], now: datetime
-) -> tuple[x509.Certificate, ...]:
-    return new.certificate, *(each for each in trusted if now < each.not_valid_after_utc)
 
 
 def _general_name(name: str) -> x509.GeneralName:
@@ -175,18 +166,12 @@ def _names_of(certificate: x509.Certificate) -> set[str]:
     return {str(each.value) for each in names}
 
 
-def _utc(time: datetime) -> datetime:
-    """Truncate to whole seconds, the resolution of certificates."""
-    return time.astimezone(UTC).replace(microsecond=0)
-
-
 @dataclass(frozen=True, slots=True)
 class CertificateRotation:
     """Maintain the certificates in their Secret, and the matching caBundle.
 
-    The bundle is published before any decision. A bundle that was just published must reach every API server before the
-    successor in it is served. Writes are conditional on the version read: if two leaders overlap, one of them starts
-    over. Every run costs two reads; nothing is written unless something changes.
+    The bundle is published before any decision: it must reach every API server before the successor in it is served.
+    Writes are conditional on the version read, and nothing is written unless something changes.
     """
 
     kube: Kube
@@ -234,12 +219,11 @@ class CertificateRotation:
         webhooks = configuration.get("webhooks") or []
         if all((each.get("clientConfig") or {}).get("caBundle") == bundle for each in webhooks):
             return False
-        changed = [
-            {**each, "clientConfig": {**(each.get("clientConfig") or {}), "caBundle": bundle}} for each in webhooks
-        ]
+        for each in webhooks:
+            each["clientConfig"] = {**(each.get("clientConfig") or {}), "caBundle": bundle}
         # The patch replaces the whole list, so it is conditional on the version read.
         version = configuration["metadata"]["resourceVersion"]
-        body: Object = {"metadata": {"resourceVersion": version}, "webhooks": changed}
+        body: Object = {"metadata": {"resourceVersion": version}, "webhooks": webhooks}
         await self.kube.patch(MUTATING_WEBHOOK, None, self.webhook_config, body)
         log.info("Updated caBundle", extra={"configuration": self.webhook_config})
         return True

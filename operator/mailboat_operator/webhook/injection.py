@@ -2,8 +2,7 @@
 
 A pod requests a relay by the label ``mailboat.dev/relay: <name>``. It gets a native sidecar: an init container with
 restartPolicy Always, which starts before the application, stops after it, and does not keep a Job from finishing. It is
-the first init container, so that init containers that emit events have a relay as well. The sidecar must never keep the
-application from starting:
+the first one, so that init containers that emit events have a relay. It must never keep the application from starting:
 
 - if a sidecar can't be injected, it is omitted; the answer is a warning with a remedy, never a refusal;
 - if the API server would reject the sidecar (``trial``), it is omitted: the whole pod would be refused;
@@ -12,8 +11,6 @@ application from starting:
 - on the node's network it declares no port: the scheduler would require a node where that port is free;
 - its scratch volumes are in memory: with other local storage, autoscalers do not evict the pod from its node;
 - it gets no API token: an empty folder is mounted where Kubernetes would put one.
-
-For a pod that already has its sidecar, the answer is an empty patch.
 """
 
 from __future__ import annotations
@@ -28,6 +25,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from mailboat_operator.kube.client import Object
 from mailboat_operator.resources.pod import (
     CONTAINER,
     PORT,
@@ -100,29 +98,20 @@ def requested_relay(pod: Pod) -> str | None:
     metadata = pod.get("metadata") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     name = labels.get(RELAY_LABEL)
-    if not name or is_relay_pod(labels) or _MIRROR in annotations:
-        return None
-    if annotations.get(INJECT_ANNOTATION) == "false":
-        return None
-    return None if is_injected(pod) else str(name)
+    unwanted = is_relay_pod(labels) or _MIRROR in annotations or annotations.get(INJECT_ANNOTATION) == "false"
+    return None if not name or unwanted or is_injected(pod) else str(name)
 
 
 def inject(
-    pod: Pod,
-    namespace: str,
-    relay: Mapping[str, Any] | None,
-    subscriptions: Iterable[Mapping[str, Any]],
-    image: RelayImage,
+    pod: Pod, namespace: str, relay: Object | None, subscriptions: Iterable[Object], image: RelayImage
 ) -> Injection:
     """Return the answer for a pod. Relay and subscriptions are API objects; ``relay`` is None if it does not exist."""
     name = requested_relay(pod)
     if name is None:
         return Injection(Outcome.NOT_ASKED)
     if relay is None:
-        return left_out(
-            f'no OutboxRelay "{name}" in namespace {namespace}: the pod starts without a relay. '
-            "Create it, then restart the pod"
-        )
+        without = "the pod starts without a relay. Create it, then restart the pod"
+        return left_out(f'no OutboxRelay "{name}" in namespace {namespace}: {without}')
     try:
         resource = OutboxRelay.model_validate(relay, by_alias=True, by_name=False)
     except ValidationError:
@@ -199,10 +188,8 @@ def _injected(pod: Pod, relay: OutboxRelay, secrets: Sequence[str], image: Relay
     if conflict := _name_conflict(pod, volumes):
         return left_out(f"the pod has {conflict} of its own: no relay was added. Rename it, then restart the pod")
     if on_node:
-        warnings.append(
-            f"the relay listens on port {port} of the node: two such pods on one node need different ports "
-            f"(annotation {PORT_ANNOTATION})"
-        )
+        remedy = f"two such pods on one node need different ports (annotation {PORT_ANNOTATION})"
+        warnings.append(f"the relay listens on port {port} of the node: {remedy}")
     # The operator finds the relay by this annotation.
     noted = chosen_port((pod.get("metadata") or {}).get("annotations") or {}) or PORT
     pull_secrets = [each.manifest() for each in relay.spec.template.image_pull_secrets]
@@ -230,7 +217,7 @@ def _in_memory(volume: dict[str, Any]) -> dict[str, Any]:
     return {**volume, "emptyDir": {**volume["emptyDir"], "medium": "Memory"}} if "emptyDir" in volume else volume
 
 
-def _secrets(relay: OutboxRelay, subscriptions: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def _secrets(relay: OutboxRelay, subscriptions: Iterable[Object]) -> tuple[str, ...]:
     """Names of all Secrets that the relay needs, including those of invalid subscriptions.
 
     Relays keep the last valid form of a subscription, and a Secret can't be added to a running pod.
@@ -245,10 +232,8 @@ def _port(pod: Pod) -> tuple[int | None, list[str]]:
     used = {port.get("containerPort") for each in _containers(pod) for port in each.get("ports") or ()}
     port = chosen_port(annotations)
     if port is not None and port in used and PORT_ANNOTATION in annotations:
-        return None, [
-            f"a container of the pod has port {port}, which {PORT_ANNOTATION} gives to the relay: it starts without "
-            "one. Choose another port, then restart the pod"
-        ]
+        without = "it starts without one. Choose another port, then restart the pod"
+        return None, [f"a container of the pod has port {port}, which {PORT_ANNOTATION} gives to the relay: {without}"]
     free = port if port is not None and port not in used else next(each for each in _USUAL if each not in used)
     if port is None:
         return free, [f"{PORT_ANNOTATION} is no port (1 to 65535): the relay listens on {free}"]

@@ -2,11 +2,11 @@
 
 The answer is always "allowed": a pod without a relay is better than a pod that can't start. Every failure becomes a
 warning to the creator of the pod, a log line and a count. Each request reads the relay and its subscriptions from the
-API, since only the leader has watches. A request changes nothing, so a dry run needs no special case.
+API, since only the leader has watches.
 
 A request needs no credentials, so its cost is bounded: the size of a body, the bytes of all bodies that are read,
-parsed and answered concurrently, and the lists of subscriptions in memory. Parsed JSON takes up to 24 times the memory
-of its text. Requests beyond these bounds wait, or are refused with 413, 408 or 503.
+parsed and answered concurrently, and the lists of subscriptions in memory. Requests beyond these bounds wait, or are
+refused with 413, 408 or 503.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mailboat_operator.http_server import Busy, Memory
 from mailboat_operator.kube.client import (
@@ -35,6 +34,7 @@ from mailboat_operator.kube.client import (
     Object,
     Throttled,
 )
+from mailboat_operator.metrics import Metrics
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.webhook.injection import (
     Injection,
@@ -74,34 +74,15 @@ _MAX_ACCEPTED: Final = 1000
 """Number of sidecar variants remembered as accepted."""
 
 
-class InjectionMetrics:
-    """Metrics of injection: outcomes, durations, and the end of the certificate."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "mailboat_operator_injections", "Pods that the webhook was asked about.", ["outcome"], registry=registry
-        )
-        self.seconds = Histogram(
-            "mailboat_operator_injection_seconds", "Time to an answer of the webhook.", registry=registry
-        )
-        self.certificate_ends = Gauge(
-            "mailboat_operator_certificate_expiry_timestamp_seconds",
-            "When the certificate that this replica serves ends; 0 while it has none.",
-            registry=registry,
-        )
-        for outcome in Outcome:
-            self.requests.labels(outcome.value)
-
-
 class Webhook:
     """Request handling of the webhook, without a socket."""
 
-    def __init__(
-        self, kube: Kube, image: RelayImage, metrics: InjectionMetrics, namespaces: Collection[str] = ()
-    ) -> None:
+    def __init__(self, kube: Kube, image: RelayImage, metrics: Metrics, namespaces: Collection[str] = ()) -> None:
         self._kube = kube
         self._image = image
         self._metrics = metrics
+        for outcome in Outcome:
+            metrics.injections.labels(outcome.value)
         self._namespaces = namespaces
         self._version: tuple[int, int] | None = None
         self._accepted: set[str] = set()
@@ -137,9 +118,9 @@ class Webhook:
             uid = request["uid"]
         except (ValueError, KeyError, TypeError, RecursionError):
             return _refusal(400, "This is no AdmissionReview with a request.")
-        with self._metrics.seconds.time():
+        with self._metrics.injection_seconds.time():
             answer = await self.answer(request, within)
-        self._metrics.requests.labels(answer.outcome.value).inc()
+        self._metrics.injections.labels(answer.outcome.value).inc()
         response = web.json_response(_review_of(uid, answer))
         if self.draining:
             response.force_close()
@@ -172,8 +153,7 @@ class Webhook:
         pod = request.get("object")
         if request.get("operation") != "CREATE" or not isinstance(pod, dict) or request.get("subResource"):
             return Injection(Outcome.NOT_ASKED)
-        name = requested_relay(pod)
-        if name is None:
+        if (name := requested_relay(pod)) is None:
             return Injection(Outcome.NOT_ASKED)
         namespace = str(request["namespace"])
         if self._namespaces and namespace not in self._namespaces:

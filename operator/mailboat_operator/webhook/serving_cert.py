@@ -1,11 +1,9 @@
-"""Serving certificate of the webhook: polled from its source, and replaced while the TLS context serves.
+"""Serving certificate of the webhook: polled from the shared Secret or mounted files, and replaced while it serves.
 
-The source is the shared Secret, or mounted files. Every replica polls, including the leader. An unusable certificate is
-logged, and the previous one is served on.
-
-OpenSSL reads the certificate of a context at the start of each handshake: loading another one into a live context
-affects new connections only. Python loads certificates from files only. They are memory files (memfd): no private key
-is written to disk, and a read-only root filesystem is no problem.
+Every replica polls, including the leader. An unusable certificate is logged, and the previous one is served on. OpenSSL
+reads the certificate of a context at the start of each handshake: loading another one into a live context affects new
+connections only. Python loads certificates from files only. They are memory files (memfd): no private key is written to
+disk, and a read-only root filesystem is no problem.
 """
 
 from __future__ import annotations
@@ -31,8 +29,7 @@ _POLL_EVERY_AT_START: Final = 0.5
 """Seconds between polls while there is no certificate: the leader may be creating it."""
 
 Pair = tuple[bytes, bytes]
-Source = Callable[[], Awaitable[Pair | None]]
-"""Certificate and key, as PEM; None if they do not exist yet."""
+"""Certificate and key, as PEM."""
 
 
 class CertificateUnusable(ValueError):
@@ -69,36 +66,30 @@ class ServedCertificate:
         return True
 
 
-def from_secret(kube: Kube, namespace: str, name: str) -> Source:
-    """Read the Secret that the leader maintains."""
-
-    async def read() -> Pair | None:
-        content = await kube.read_secret(namespace, name)
-        if content is None or not {CERTIFICATE, CERTIFICATE_KEY} <= content.data.keys():
-            return None
-        return content.data[CERTIFICATE], content.data[CERTIFICATE_KEY]
-
-    return read
+async def from_secret(kube: Kube, namespace: str, name: str) -> Pair | None:
+    """Read the Secret that the leader maintains; None if there is no certificate yet."""
+    content = await kube.read_secret(namespace, name)
+    if content is None or not {CERTIFICATE, CERTIFICATE_KEY} <= content.data.keys():
+        return None
+    return content.data[CERTIFICATE], content.data[CERTIFICATE_KEY]
 
 
-def from_folder(folder: Path) -> Source:
-    """Read files maintained by others (cert-manager, through a mounted Secret)."""
-
-    async def read() -> Pair | None:
-        try:
-            return (folder / CERTIFICATE).read_bytes(), (folder / CERTIFICATE_KEY).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    return read
+async def from_folder(folder: Path) -> Pair | None:
+    """Read files maintained by others (cert-manager, through a mounted Secret); None if there are none yet."""
+    try:
+        return (folder / CERTIFICATE).read_bytes(), (folder / CERTIFICATE_KEY).read_bytes()
+    except FileNotFoundError:
+        return None
 
 
-async def follow(source: Source, served: ServedCertificate, every: float = POLL_EVERY) -> None:
-    """Poll the source and serve its certificate, until cancelled."""
+async def follow(
+    read: Callable[[], Awaitable[Pair | None]], served: ServedCertificate, every: float = POLL_EVERY
+) -> None:
+    """Poll the source of the certificate and serve what it returns, until cancelled."""
     last_error = ""
     while True:
         try:
-            pair = await source()
+            pair = await read()
             if pair is not None and served.load(*pair):
                 log.info("Serving certificate loaded")
             last_error = ""

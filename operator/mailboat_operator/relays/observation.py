@@ -7,29 +7,17 @@ became invalid, relays keep its last valid form. Parsing thousands of subscripti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from mailboat_operator.kube.client import Key, Object
-from mailboat_operator.relays.assignment import Work
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, config_version, relay_reports
+from mailboat_operator.relays.state import Work
 from mailboat_operator.resources import selector_labels
-from mailboat_operator.resources.configmap import (
-    Configuration,
-    Item,
-    contains_name,
-    is_named,
-    item,
-    last_valid_form,
-)
-from mailboat_operator.resources.pod import (
-    child_name,
-    database_secrets,
-    secrets_in,
-    sink_secrets,
-)
-from mailboat_spec import EventSubscription, OutboxRelay, Runtime, SpecError
+from mailboat_operator.resources.configmap import Configuration, Item, contains_name, is_named, item, last_valid_form
+from mailboat_operator.resources.pod import child_name, database_secrets, secrets_in, sink_secrets
+from mailboat_spec import EventSubscription, OutboxRelay, Resource, Runtime, SpecError, full_name
 from mailboat_spec.documents import read_document
 from mailboat_spec.names import RELAY_LABEL
 
@@ -65,10 +53,8 @@ class Observation:
     """Configuration in the relay's ConfigMap."""
     subscriptions: Sequence[ObservedSubscription]
     pods: Sequence[RelayPod]
-    polled: Sequence[RelayPod]
-    """Pods that contain a relay and have not finished."""
     answers: Sequence[Answer]
-    """One for each polled pod."""
+    """One for each pod that contains a relay and has not finished."""
 
     @property
     def name(self) -> str:
@@ -98,23 +84,30 @@ class Observation:
         if self.relay is None:
             return []
         found = [each.subscription for each in self.subscriptions if each.subscription is not None]
-        return [_work(self.relay, each) for each in found if each.spec.sink.pull is None]
+        of_relay = database_secrets(self.relay)
+        return [
+            Work(full_name(each), each.spec.partitions, frozenset((*of_relay, *sink_secrets(each))))
+            for each in found
+            if each.spec.sink.pull is None
+        ]
+
+    def lacking(self, secrets: Collection[str]) -> list[RelayPod]:
+        """Return the running pods that do not mount one of these Secrets."""
+        return [pod for pod in self.pods if pod.alive and not all(pod.mounts(each) for each in secrets)]
 
     @property
     def running_answers(self) -> list[Answer]:
         """Answers of pods that keep running. A stopping relay hands over its partitions: its report is outdated."""
-        return [answer for pod, answer in zip(self.polled, self.answers, strict=True) if pod.alive]
+        return [answer for answer in self.answers if answer.pod.alive]
 
     @property
     def hold_reason(self) -> str:
         """Why relays get no new configuration; empty if they do."""
-        lost = [each.found["metadata"]["name"] for each in self.subscriptions if each.lost]
-        if not lost:
-            return ""
-        return (
-            f"Relays get no new configuration: the spec of EventSubscription {', '.join(lost)} is invalid, and the "
-            f'ConfigMap "{child_name(self.key[1])}" does not have its last valid form any more. Without it relays '
-            "would forget how far it has come. Correct that spec, or delete the EventSubscription."
+        lost = ", ".join(each.found["metadata"]["name"] for each in self.subscriptions if each.lost)
+        return lost and (
+            f"Relays get no new configuration: the spec of EventSubscription {lost} is invalid, and the ConfigMap "
+            f'"{child_name(self.key[1])}" does not have its last valid form any more. Without it relays would forget '
+            "how far it has come. Correct that spec, or delete the EventSubscription."
         )
 
     @property
@@ -124,9 +117,8 @@ class Observation:
         Application pods get their sidecar only when they are restarted. Until a sidecar works, deleting the Deployment
         would stop delivery.
         """
-        reports = relay_reports(self.answers, self.name)
-        working = {answer.pod for answer, report in reports if report.database_reachable}
-        return any(pod.alive and not pod.own and pod.name in working for pod in self.polled)
+        reports = relay_reports(self.running_answers, self.name)
+        return any(not answer.pod.own and report.database_reachable for answer, report in reports)
 
     @property
     def selector(self) -> str:
@@ -139,11 +131,6 @@ class Observation:
         """Return whether a relay that answered still runs an earlier version of the configuration."""
         answers = [answer for answer in self.running_answers if answer.report is not None]
         return any(config_version(answer) < version for answer in answers)
-
-
-def _work(relay: OutboxRelay, subscription: EventSubscription) -> Work:
-    metadata, needed = subscription.metadata, (*database_secrets(relay), *sink_secrets(subscription))
-    return Work(f"{metadata.namespace}/{metadata.name}", subscription.spec.partitions, frozenset(needed))
 
 
 def find_last_valid_form(
@@ -176,22 +163,16 @@ def find_last_valid_form(
 
 def parse_relay(found: Object) -> tuple[OutboxRelay | None, str]:
     """Return the relay, or None and the problem with its spec."""
-    try:
-        relay = read_document("", _without_status(found))
-    except SpecError as error:
-        return None, _problem(error)
-    assert isinstance(relay, OutboxRelay)
-    return relay, ""
+    relay, problem = _parse(found)
+    assert relay is None or isinstance(relay, OutboxRelay)
+    return relay, problem
 
 
 def parse_subscription(found: Object) -> ObservedSubscription:
     """Parse a subscription by itself, whatever it reads."""
-    try:
-        subscription = read_document("", _without_status(found))
-    except SpecError as error:
-        return ObservedSubscription(found, None, _problem(error))
-    assert isinstance(subscription, EventSubscription)
-    return ObservedSubscription(found, subscription)
+    subscription, problem = _parse(found)
+    assert subscription is None or isinstance(subscription, EventSubscription)
+    return ObservedSubscription(found, subscription, problem)
 
 
 class SubscriptionParser:
@@ -202,24 +183,22 @@ class SubscriptionParser:
         """By uid and resource version."""
 
     def read(self, found: Sequence[Object]) -> list[ObservedSubscription]:
-        """Parse each subscription."""
+        """Parse each subscription, and build its item of the configuration."""
         read = {}
         for each in found:
             version = (each["metadata"]["uid"], each["metadata"]["resourceVersion"])
-            read[version] = self._cache.get(version) or _read_subscription(each)
+            parsed = self._cache.get(version) or parse_subscription(each)
+            if parsed.subscription is not None and parsed.item is None:
+                parsed = replace(parsed, item=item(parsed.subscription))
+            read[version] = parsed
         self._cache = read
         return list(read.values())
 
 
-def _read_subscription(found: Object) -> ObservedSubscription:
-    parsed = parse_subscription(found)
-    return parsed if parsed.subscription is None else replace(parsed, item=item(parsed.subscription))
-
-
-def _problem(error: SpecError) -> str:
-    """Format problems as field and remedy. The message appears on the resource itself, so its name is omitted."""
-    return "; ".join(f"{each.path}: {each.message}" if each.path else each.message for each in error.problems)
-
-
-def _without_status(found: Object) -> Object:
-    return {name: value for name, value in found.items() if name != "status"}
+def _parse(found: Object) -> tuple[Resource | None, str]:
+    """Return the resource, or None and its problems: field and remedy, without the name of the resource itself."""
+    try:
+        return read_document("", {name: value for name, value in found.items() if name != "status"}), ""
+    except SpecError as error:
+        lines = (f"{each.path}: {each.message}" if each.path else each.message for each in error.problems)
+        return None, "; ".join(lines)
