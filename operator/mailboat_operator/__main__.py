@@ -3,8 +3,6 @@
 Exit codes: 0 stopped by a signal; 1 failed, or lost the lead; 2 invalid settings; 5 no cluster to connect to.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

@@ -5,8 +5,6 @@ Neither the webhook nor the probes require credentials. Therefore the number of 
 bounds the memory of all requests together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable

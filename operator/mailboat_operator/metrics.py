@@ -1,7 +1,5 @@
 """Prometheus metrics of the operator. Labels are kinds, verbs and resources: a bounded number of each."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

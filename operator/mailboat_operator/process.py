@@ -6,8 +6,6 @@
   code 1, and the pod restarts as a candidate. The same happens after an unexpected failure.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

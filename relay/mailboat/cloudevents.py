@@ -7,8 +7,6 @@ for validation, the payload only for ``CloudEventsJson``, to detect JSON.
 A tombstone (an event without payload) has no value in any format, so that log compaction treats it as one.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterable, Iterator

@@ -7,8 +7,6 @@ The schema ``mailboat`` is migrated through a connection of its own (psycopg 3) 
 upgrade it with a later version of Mailboat, add the operation to a new migration.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from django.db.migrations.operations.base import Operation

@@ -20,8 +20,6 @@ payload: Mailboat's errors redact their text, and only the primary message of a 
 (``mailboat_spec.redaction``). Logs, ``/status``, ``/readyz``, conditions and the command line thus show the same text.
 """
 
-from __future__ import annotations
-
 
 class MailboatError(Exception):
     """Root of all errors that Mailboat raises on purpose."""

@@ -4,8 +4,6 @@ Both are named tuples: a relay moves a hundred thousand events per second, so an
 and one when it is published. Values that can be passed through are not parsed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 

@@ -1,7 +1,5 @@
 """Escaping of text from events, servers and brokers, so that it can't control the terminal."""
 
-from __future__ import annotations
-
 
 def safe(text: str, *, lines: bool = False) -> str:
     """Escape every character that could control a terminal: escape sequences, but also changes of text direction.

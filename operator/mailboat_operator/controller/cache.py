@@ -7,8 +7,6 @@ need not resolve it. A change of a status that only the operator writes is not r
 react to its own writes.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable

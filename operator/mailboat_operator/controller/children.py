@@ -7,8 +7,6 @@ A blocked apply is remembered as well: the same object is retried only after a w
 cause (a taken name, a quota, a policy, a value in the spec). A blocked child does not block the others.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time

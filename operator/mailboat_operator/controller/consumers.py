@@ -4,8 +4,6 @@ The consumers run in pods of the application (``runtime: InProcess``), which car
 ``mailboat.dev/subscription``. The operator creates nothing for them and sends them nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

@@ -14,8 +14,6 @@ comparison with the cache finds deletions (see ``kopf_feed``). Independent of ko
 ``compare_interval``. Both cost reads only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -20,8 +20,6 @@ The operator creates and closes kopf's sessions. If kopf is stopped during its s
 again after it closed its sessions, and that session would leak.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -5,8 +5,6 @@ nothing. If a step fails, the queue retries the whole reconcile. Order matters i
 written to the ConfigMap before it is pushed, so that a restarted relay finds at least the version it had.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Collection, Sequence

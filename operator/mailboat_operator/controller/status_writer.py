@@ -4,8 +4,6 @@ The existing status is the memory: events are derived from the difference to it,
 them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -4,8 +4,6 @@ A key added while it is being processed is due again afterwards, since the state
 retried with growing back-off and jitter, until it succeeds once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

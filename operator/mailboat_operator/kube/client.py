@@ -4,8 +4,6 @@ Objects are the plain JSON of the API: the operator passes most of them on, so a
 Nothing here decides, waits or retries: back-off is up to the caller, and ``retry_after`` has the server's Retry-After.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

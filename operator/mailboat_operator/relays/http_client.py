@@ -4,8 +4,6 @@ Nothing here raises: an unresponsive relay is a result. Answers come from pods t
 their time are bounded, they are not decompressed, and redirects are not followed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ became invalid, relays keep its last valid form. Parsing thousands of subscripti
 ``SubscriptionParser`` parses each resource version once, and is called in a thread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """A pod, from the operator's point of view: does it contain a relay, on which address, with which Secrets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final

@@ -4,8 +4,6 @@ A report comes from a pod that an application owns, and the operator keeps the l
 subscriptions and partitions named by resources are kept, with texts cut to a maximum length.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

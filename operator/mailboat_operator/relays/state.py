@@ -7,8 +7,6 @@ has built it and if its pod mounts all Secrets that the subscription needs; a ru
 Subscriptions with the same set of capable pods are balanced together, so that all pods carry the same total load.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -5,8 +5,6 @@ controller in their owner reference, so that Kubernetes garbage collection remov
 from foreign objects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final

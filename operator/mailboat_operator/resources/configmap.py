@@ -8,8 +8,6 @@ parse single lines: the version, and the last valid form of a subscription whose
 is compressed (``mailboat_spec.wire_format``) and stored in ``binaryData``.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

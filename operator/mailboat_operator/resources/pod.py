@@ -6,8 +6,6 @@ Secret is mounted whole, so that Kubernetes updates it in the running pod, and a
 not keep a pod from starting.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Build conditions from their results, and events from changed conditions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Status of an EventSubscription with a source, combined from the reports of its consumers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Messages about pods, and rounded numbers, that the statuses share. Rounding is idempotent and monotonic."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Status of an OutboxRelay: its pods, database and schema, and the problems that keep it from being ready."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final

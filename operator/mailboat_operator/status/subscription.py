@@ -1,7 +1,5 @@
 """Status of an EventSubscription, combined from the reports of all its relays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta

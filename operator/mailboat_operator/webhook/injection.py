@@ -13,8 +13,6 @@ the first one, so that init containers that emit events have a relay. It must ne
 - it gets no API token: an empty folder is mounted where Kubernetes would put one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

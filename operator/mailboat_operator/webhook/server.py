@@ -9,8 +9,6 @@ parsed and answered concurrently, and the lists of subscriptions in memory. Requ
 refused with 413, 408 or 503.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

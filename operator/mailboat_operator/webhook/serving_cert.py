@@ -6,8 +6,6 @@ connections only. Python loads certificates from files only. They are memory fil
 disk, and a read-only root filesystem is no problem.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

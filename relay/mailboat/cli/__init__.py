@@ -4,8 +4,6 @@ One module per group of commands. Commands read manifests, call async functions 
 results; they contain no logic. The only package that imports click, and one of two that import rich.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from typing import Final

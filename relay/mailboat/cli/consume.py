@@ -1,7 +1,5 @@
 """``mailboat consume``: run an application's consumer."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands that change a database: its schema and time partitions, or one of its subscriptions."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import click

@@ -1,7 +1,5 @@
 """``mailboat emit``: one event, for trying things out."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import click

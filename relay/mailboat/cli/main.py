@@ -6,8 +6,6 @@ does not match; 5 the database can't be reached or refuses the login.
 A command's module is imported only if the command is used: importing all of them costs seconds of CPU time.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from difflib import get_close_matches

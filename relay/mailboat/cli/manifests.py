@@ -1,7 +1,5 @@
 """``init``, ``check``, ``match``, ``schema``, ``debug``: write and examine manifests, without database and Secrets."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable

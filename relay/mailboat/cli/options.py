@@ -1,7 +1,5 @@
 """Options shared by commands, and the connection from manifests to a database."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Formatting for terminals: columns, ages, payloads. Content of events must never control the terminal."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """``mailboat parked``: list, show, retry and drop parked events."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final, TypeVar

@@ -4,8 +4,6 @@ Without ``--follow``, the manifests are read once and may contain several Outbox
 OutboxRelay, and its configuration may arrive later and change. Secrets are watched in both cases.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

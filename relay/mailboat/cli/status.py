@@ -1,7 +1,5 @@
 """``mailboat status``: an overview of subscriptions, once or live."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

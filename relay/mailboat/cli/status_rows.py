@@ -4,8 +4,6 @@ The database has the progress, even if no relay runs. Relays have rates, errors 
 from documents and rows to lines, and from lines to text.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

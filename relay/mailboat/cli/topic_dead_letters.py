@@ -3,8 +3,6 @@
 Imported only if such a consumer is meant: it imports the consumer kit.
 """
 
-from __future__ import annotations
-
 import json
 from collections import deque
 from collections.abc import Callable, Mapping

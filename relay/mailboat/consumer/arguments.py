@@ -4,8 +4,6 @@ Each becomes a part of an EventSubscription, so that both ways of configuration 
 as a Secret of the manifest would be, and never become a part of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final

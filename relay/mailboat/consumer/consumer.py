@@ -1,7 +1,5 @@
 """``Consumer``: registers handlers and runs them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Configuration of a consumer, from its manifest, its arguments, or the database alone."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

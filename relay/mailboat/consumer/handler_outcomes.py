@@ -1,7 +1,5 @@
 """Outcomes of a handler: the exceptions it may raise, and their consequence for the event."""
 
-from __future__ import annotations
-
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta

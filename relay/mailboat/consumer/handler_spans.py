@@ -1,7 +1,5 @@
 """One OpenTelemetry span per handler call, linked to the spans that emitted the events. Optional dependency."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

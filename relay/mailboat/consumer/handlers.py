@@ -5,8 +5,6 @@ open transaction (``psycopg.Connection``, SQLAlchemy's ``Session`` and similar),
 payload is decoded.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

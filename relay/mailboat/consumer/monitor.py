@@ -1,7 +1,5 @@
 """The second connection of a consumer process: notifications, heartbeats, lag, and creation of time partitions."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Decoders from payload bytes to a handler's annotation: pydantic models, dataclasses, dict, str, bytes, any JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from types import NoneType, UnionType

@@ -1,7 +1,5 @@
 """Named points in the work of a consumer. Unused in production; tests kill the process at each point."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 

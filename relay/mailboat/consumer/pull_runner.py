@@ -1,7 +1,5 @@
 """Life of a pull consumer: declares the subscription, opens connections, runs the workers, reports the status."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ A worker counts no attempt if the event is not the cause: after a lost connectio
 are returned to the subscription. If the database is unavailable, workers reconnect with back-off.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Statements of the pull engine and of the inbox: text for each driver, parameters, and rows as events."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, Final

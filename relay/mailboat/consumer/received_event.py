@@ -1,7 +1,5 @@
 """The event that a handler receives."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

@@ -1,7 +1,5 @@
 """Prometheus metrics of a consumer process: its report, converted to samples at each scrape."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Connections of a consumer to its database, with the driver that the handlers want."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Status of a consumer process: /livez, /readyz, /status and /metrics, as on a relay."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any

@@ -4,8 +4,6 @@ Four implementations, chosen by the annotations of the handlers: psycopg and SQL
 synchronous connection has a dedicated thread, in which the handlers run as well.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

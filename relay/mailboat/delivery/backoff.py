@@ -1,7 +1,5 @@
 """Back-off as an immutable value. Callers count consecutive failures; a success resets the count."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from random import Random
 

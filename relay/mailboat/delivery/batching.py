@@ -1,7 +1,5 @@
 """Selection of the next batch: as many queued events as fit, in order, without events of parked keys."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import itemgetter

@@ -3,8 +3,6 @@
 Histograms and rates are counted per batch, not per event: a relay moves a hundred thousand events per second.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import defaultdict, deque

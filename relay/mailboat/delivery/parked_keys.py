@@ -9,8 +9,6 @@ after one notice without a definite result, no partition of the subscription pub
 has passed.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import replace

@@ -8,8 +8,6 @@ task switch costs more than the rest of its delivery. Steps that wait, such as r
 and nothing else happens to the partition meanwhile. So no lock is needed, and new events never overtake parked ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence

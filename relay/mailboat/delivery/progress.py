@@ -8,8 +8,6 @@ same tick polls for new events for every cursor that is closed by then. Cursors 
 If a group has more events than one read holds, ticks skip the group until its window is measured, perhaps for minutes.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -8,8 +8,6 @@ A call that exceeds the timeout is cancelled, which purges its unsent messages. 
 has ended. So its messages may arrive twice, as after any lost acknowledgement, but in order (G9).
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

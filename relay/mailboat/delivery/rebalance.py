@@ -6,8 +6,6 @@ external assignment takes precedence while the assigned relay is alive. If a par
 grace time, any relay claims it. So neither a disagreement nor a missing operator stops delivery.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ another member starves because of it, the slow member gets a separate reader, so
 members share reads again at the head of the log.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 

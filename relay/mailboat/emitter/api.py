@@ -5,8 +5,6 @@ sync or async), Django, asyncpg, or any DB-API 2 connection (see `mailboat.emitt
 or commits a transaction: an outbox depends on the application's own transaction.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import uuid

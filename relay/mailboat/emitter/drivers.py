@@ -5,8 +5,6 @@ other DB-API 2 driver by the ``paramstyle`` of its module. A connection in autoc
 in the transaction of the change that it describes.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Sequence

@@ -5,8 +5,6 @@ event refused in one language is refused in all. They are checked before any sta
 argument. This module does not access a database.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

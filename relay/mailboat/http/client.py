@@ -1,7 +1,5 @@
 """HTTP client that reads the status of relays and consumers, for ``mailboat status``."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ could choose the algorithm could sign with the public key. Imported only by a re
 9 MiB of a relay's 120 MiB.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final

@@ -5,8 +5,6 @@ errors, which are unbounded. A relay reports only the partitions it owns: sum ov
 ``mailboat_dead_letters`` covers the whole subscription: use the maximum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from itertools import accumulate

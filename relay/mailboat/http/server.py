@@ -17,8 +17,6 @@ The body of ``PUT /assignment``, whose generations increase, so that a delayed r
     {"generation": 7, "subscriptions": {"shop/orders-to-kafka": {"0": "relay-a", "1": "relay-b"}}}
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import socket

@@ -4,8 +4,6 @@ Read-only HTML without scripts. It reloads itself, its size is bounded, and ever
 messages may contain anything. It shows nothing that ``/status`` does not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.metadata import version

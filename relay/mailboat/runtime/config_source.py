@@ -5,8 +5,6 @@ current one stays in use. A configuration older than the current one is ignored.
 order, number and channel of arrivals do not matter.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ A mounted Secret or ConfigMap changes as a whole: kubelet writes a new folder be
 content never.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

@@ -4,8 +4,6 @@ A relay allocates a hundred thousand tuples per second that live for millisecond
 interpreter's defaults the collector scans all of them repeatedly, which cost nearly half of the CPU time per event.
 """
 
-from __future__ import annotations
-
 import gc
 
 _YOUNG = 50_000

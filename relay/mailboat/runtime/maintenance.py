@@ -6,8 +6,6 @@ subscriptions and the oldest snapshot of the database. The results are in the st
 in the log. Any relay may do both. The connection is open only during a round. A failure never stops delivery.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

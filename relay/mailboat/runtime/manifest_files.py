@@ -5,8 +5,6 @@ with file, line or field, and remedy. Manifests are untrusted input, so the cost
 to its length: sizes are bounded, and multiplying aliases and deep nesting are refused.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """A relay: the loop around its sessions, and its status. The package docstring has the states."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

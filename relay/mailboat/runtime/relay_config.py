@@ -1,7 +1,5 @@
 """The configuration of a relay while it runs: in use, pending, and its change in a running session."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -4,8 +4,6 @@ A secret is read each time it is needed and never cached, so the next connection
 the places searched, never the values found.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

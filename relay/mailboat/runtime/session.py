@@ -8,8 +8,6 @@ Tasks: the *watch* (heartbeats, wake-ups), *follow* (claims and releases), the *
 share one event loop and need no locks. The package docstring has the states.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -8,8 +8,6 @@ the first process of a container, so a process without one would be killed after
 are installed before everything else, and this module imports nothing that is slow to import.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Intervals and limits of a relay, in seconds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

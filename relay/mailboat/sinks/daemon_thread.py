@@ -5,8 +5,6 @@ destinations, each with a call of ten seconds, would occupy all. A sink has at m
 are daemons, so that a call that hangs in a vendor's client does not prevent the relay from exiting.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

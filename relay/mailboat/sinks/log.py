@@ -4,8 +4,6 @@ A thread writes the lines, since a slow reader of the pipe must not block the ev
 accepts without blocking, so that a timeout or cancellation stops between two pieces and nothing is written later.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -26,8 +26,6 @@ The contract, which ``tests/sinks`` checks for every sink:
   over any message of the batch, so that no message is sent ahead of a refused one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable

@@ -1,7 +1,5 @@
 """The sink of pull subscriptions: a placeholder, since consumers pull the events from the database."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Self
 

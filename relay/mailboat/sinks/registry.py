@@ -4,8 +4,6 @@ Mailboat's own sinks are found the same way as third-party sinks. A sink whose c
 distinguished from an unknown sink, and a vendor's client is imported only if it is used.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import entry_points
 from typing import Any, Final, cast
 

@@ -5,8 +5,6 @@ use the event loop. A thread can't be cancelled, but its socket can be shut down
 for the thread is cancelled: past its deadline, or if the session ends during an operation.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Callable

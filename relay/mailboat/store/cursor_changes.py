@@ -22,8 +22,6 @@ and no event is skipped. This is verified: the cursor has the same meaning in bo
 of its snapshots were written by the transactions that their xid names, and new transactions get higher ids.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Parameters become psql variables with example values, so that a statement can be run or explained on its own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product

@@ -8,8 +8,6 @@ every access to the cursor passes those that are kept (``docs/windows.md``). A r
 oldest snapshot, and for how long.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -17,8 +17,6 @@ A relay with a row in ``mailboat.relays`` counts as alive. Failure cases:
   first read, so peers that reconnect at the same time are not expired.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging

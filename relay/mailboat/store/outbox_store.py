@@ -11,8 +11,6 @@ Two rules make crashes and failovers harmless. Every store must keep them:
   is not applied and the cursor is returned as lost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol

@@ -1,7 +1,5 @@
 """Parked events and dead letters in Postgres. All writes are in a settlement's transaction, which locks the cursor."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

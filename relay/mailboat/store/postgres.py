@@ -12,8 +12,6 @@ A read of a large window never delays a settlement or a heartbeat. A probe reads
 it has its own connection, so that its delays and failures affect no other work.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Sequence

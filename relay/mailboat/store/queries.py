@@ -9,8 +9,6 @@ that selects the partitions of its members: a statement is composed and planned 
 subscriptions that reads together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product

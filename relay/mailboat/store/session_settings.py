@@ -10,8 +10,6 @@ foreign code or stop a relay. Every session therefore sets all relevant ones its
 All connections are opened by `PinnedConnection`, or call `pins` (blocking connections).
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, LiteralString, Self

@@ -7,8 +7,6 @@ A subscription is known by its name. If its resource is deleted and created agai
 stopped: the progress of a deleted one is kept for ``GRACE``. Later, or after `mailboat forget`, it begins at its start.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Columns of an outbox table, and the expressions that select an event from it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

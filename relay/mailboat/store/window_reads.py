@@ -7,8 +7,6 @@ After every wait for a result, the thread waits some milliseconds more for the G
 cost more than the read itself. A chunk therefore has two waits: one for its upper bound, one for its events.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ The rules are those of ``mailboat.pull``: effects and progress in one transactio
 Time does not pass: back-offs end at once, ``RetryLater`` ends with ``advance``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """Events emitted by the caller's open transaction, for tests of producers."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Coroutine, Mapping, Sequence

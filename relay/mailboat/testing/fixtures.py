@@ -1,7 +1,5 @@
 """Fixtures for pytest: ``pytest_plugins = ["mailboat.testing.fixtures"]`` in a conftest.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ It stores arrived messages and can simulate faults: be unavailable, refuse the m
 delay its results. It fulfils the whole contract of ``protocol.py`` meanwhile and passes the same suite as other sinks.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Self

@@ -1,7 +1,5 @@
 """Availability of something that the engine needs: the claim store, the dead-letter topic, the broker."""
 
-from __future__ import annotations
-
 import logging
 from random import Random
 from typing import Final

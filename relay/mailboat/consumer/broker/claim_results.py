@@ -5,8 +5,6 @@ lanes: the next event of a key starts only after the result of the last one is s
 continues without the store, and the event is not remembered.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

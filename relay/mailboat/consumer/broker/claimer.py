@@ -12,8 +12,6 @@ An event whose consumers died gets its last attempt alone (the *suspect*): no ot
 claimed meanwhile. If the process dies again, that event is the cause, and not one that was handled beside it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -4,8 +4,6 @@ A replay without filters commits the offsets of its consumer group, which reduce
 such a number.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import Any, Final

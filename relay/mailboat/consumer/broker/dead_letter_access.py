@@ -1,7 +1,5 @@
 """Access to the dead-letter topic of a consumer, for ``mailboat dlq``: its messages, and the sink of a replay."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager

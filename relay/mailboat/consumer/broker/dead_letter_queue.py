@@ -4,8 +4,6 @@ An event stays the head of its lane until its dead letter is acknowledged. While
 dead letters are tried again together, with back-off.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from itertools import islice

@@ -8,8 +8,6 @@ envelope; the original value; the original value without the text of the error; 
 Header ``mailboat-dead-truncated`` says what is missing. If even the last form is refused, the event stays parked.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator

@@ -10,8 +10,6 @@ from the producer's id; else from topic, partition and offset.
 Cost matters: a consumer decodes each message, and most messages are in binary mode. That path touches each header once.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping

@@ -17,8 +17,6 @@ until the next attempt is due. After the last attempt the dead letter is written
 The source calls ``take``, ``revoke`` and ``lose`` in the event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Settings, counters and state of an engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -5,8 +5,6 @@ the original headers are kept and headers with the cause follow, so that tools n
 :func:`restored` returns the original message without a change of a byte, from either format.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Execution of handlers without a transaction, and the threads of synchronous handlers."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import threading

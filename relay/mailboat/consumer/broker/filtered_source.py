@@ -1,7 +1,5 @@
 """Filter of a subscription with a source: events that do not match are settled without being handled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from mailboat.consumer.broker.interfaces import Receiver, Record, Source, SourceState

@@ -4,8 +4,6 @@ An event waits in its lane (``lanes``), or the engine holds it (``held``): it is
 or dead_lettered. Only the event loop changes this state.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Types between the engine for broker sources, its sources, its claim stores and its dead letters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime

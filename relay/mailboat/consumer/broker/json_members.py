@@ -4,8 +4,6 @@
 the value and the text of each member.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, Final, NamedTuple

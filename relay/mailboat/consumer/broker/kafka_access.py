@@ -4,8 +4,6 @@ The client reconnects by itself and reports errors, but it does not report that 
 While one is unavailable, a metadata request is made with back-off.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from typing import Final

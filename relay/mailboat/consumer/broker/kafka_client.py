@@ -4,8 +4,6 @@ Login, TLS and the allow-list of settings are those of the Kafka sink. The setti
 here.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final

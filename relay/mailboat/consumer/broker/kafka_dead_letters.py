@@ -5,8 +5,6 @@ interrupted continues, and a replay with other filters is independent. The reade
 group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice

@@ -13,8 +13,6 @@ moment for the event loop; if the position does not move, because a key is parke
 paused, and resumed at half of the bound.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -4,8 +4,6 @@ A lane holds the events of one key of one partition. Its first event (the head) 
 *parked* until it is due; the events behind it wait. An event without a key has a lane of its own.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator

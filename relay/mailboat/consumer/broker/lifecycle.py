@@ -12,8 +12,6 @@ An event is settled at the source after its result is stored. If the process die
 again, and the claim store has its state. Without a claim, a result takes effect at once.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Coroutine
 from datetime import UTC, datetime

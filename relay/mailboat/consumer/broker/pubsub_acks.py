@@ -1,7 +1,5 @@
 """Acknowledgements and nacks on their way to Pub/Sub: many ids per call, with retries, and the result for each id."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable

@@ -5,8 +5,6 @@ others are released, so the next command reads them again. If a command is kille
 acknowledgement deadline of the subscription.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final

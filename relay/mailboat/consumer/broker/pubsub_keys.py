@@ -16,8 +16,6 @@ They are given back if the key does not progress and the messages held fill half
 that waits for its next attempt does not stop the others.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field

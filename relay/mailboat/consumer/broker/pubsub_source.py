@@ -14,8 +14,6 @@ The service does not report the number of messages that wait, so the lag is unkn
 this consumer has received and not settled, all keys together as partition 0.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -13,8 +13,6 @@ All calls run in one thread with an event loop of its own. A handler that blocks
 neither the renewal of leases nor the heartbeats of the stream.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -4,8 +4,6 @@ A handler that blocks the event loop (``time.sleep``, a synchronous client) dela
 does not affect the group membership or the leases, which are kept by threads.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

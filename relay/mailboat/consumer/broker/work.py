@@ -1,7 +1,5 @@
 """An event on its way through the engine, and the protocol between its life cycle and the tasks that move it."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from enum import Enum
 from typing import Any, Final, Protocol

@@ -5,8 +5,6 @@ every few milliseconds. The next worker is woken only when there is more work, a
 waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

@@ -9,8 +9,6 @@ events that has no mark. So the smooth path costs one statement per claim call, 
 their own. The functions are in ``store/schema/migrations/0001_schema/80_inbox.sql``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence

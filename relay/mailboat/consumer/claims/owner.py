@@ -1,7 +1,5 @@
 """Owners of claims, and the default times of all stores."""
 
-from __future__ import annotations
-
 import re
 import secrets
 import time

@@ -11,8 +11,6 @@ Sentinels with a password of their own: ``?sentinelUser=…&sentinelPassword=…
 themselves: ``scripts`` repeats a call and marks it as repeated.
 """
 
-from __future__ import annotations
-
 import ssl
 from dataclasses import dataclass, field
 from typing import Any, Final

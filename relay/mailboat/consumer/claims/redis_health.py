@@ -6,8 +6,6 @@ new marker contains the time of the loss, so all instances report it. The report
 lost keys would have expired.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime

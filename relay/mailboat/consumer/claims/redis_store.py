@@ -15,8 +15,6 @@ its own owner has the same attempt: the reply to the first was lost. A later inc
 at once, because a restarted container has no other process. The scripts are beside this file.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

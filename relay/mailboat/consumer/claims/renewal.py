@@ -3,8 +3,6 @@
 A thread, because a handler that blocks the event loop must not lose its claims.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

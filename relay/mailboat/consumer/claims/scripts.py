@@ -5,8 +5,6 @@ one key each, in one pipeline. A call whose reply was lost is repeated once, and
 recognise their own work. The scripts need Redis 7.0 or Valkey.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Sequence

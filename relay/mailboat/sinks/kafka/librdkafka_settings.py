@@ -5,8 +5,6 @@ was returned) depend on some settings. Setting those is refused instead of silen
 commands or read files are refused as well. ``mailboat_spec.resources.kafka_settings`` lists the allowed settings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 

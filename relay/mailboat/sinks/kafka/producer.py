@@ -16,8 +16,6 @@ the loop polls by a timer, which is fast while reports are due and slow otherwis
 destruction of a producer, which may block, runs in a thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -5,8 +5,6 @@ ordering keys it is also slow: 560 messages/s where this module reaches 10,000 (
 Google's own fake). So the sink uses gRPC directly, with Google's message types and credentials.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A replayed event goes to the head of its key's parked queue, and the partition's
 The dead letter stays, with the time of the replay, so that the same event is not replayed twice by mistake.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime

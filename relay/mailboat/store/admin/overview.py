@@ -1,7 +1,5 @@
 """Subscriptions and relays as stored in the database, available even if no relay runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

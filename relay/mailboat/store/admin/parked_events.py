@@ -3,8 +3,6 @@
 No command breaks the order of a key: a retry applies to the head of the key, whichever of its events was selected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime

@@ -4,8 +4,6 @@ A queue of parked events belongs to the owner of its partition, which changes th
 the partition's cursor to exclude the owner, and keeps the invariant that the owner relies on: one head per key.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass

@@ -9,8 +9,6 @@ another process migrates. The wait for the lock is short and repeated, so that a
 can be stopped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import re

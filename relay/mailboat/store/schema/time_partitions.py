@@ -17,8 +17,6 @@ The server's clock sorts events into partitions, so a partition is dropped only 
 jump ahead, so the partition must have ended by the caller's clock too (``RetentionClock`` of the maintenance).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

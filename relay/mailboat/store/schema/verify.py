@@ -9,8 +9,6 @@ named in ``spec.outbox.columns``. And it never makes events wrong: a column that
 key) is added only if its values follow from another column. Otherwise the remedy is a comment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple

@@ -4,8 +4,6 @@
 comment are not sent: psycopg parses a statement of more than 4,096 bytes again for every execution.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from importlib import resources
