@@ -136,7 +136,7 @@ async def test_an_operator_that_is_killed_at_every_write_reaches_the_desired_sta
 class DeafFeed:
     """A feed whose watches are open and never report an event."""
 
-    def __init__(self, kube, namespaces, kinds, listener):
+    def __init__(self, kube, namespaces, kinds, cache, listener):
         self._watches = [(kind, namespace) for kind in kinds for namespace in namespaces]
         self._listener = listener
 

@@ -29,7 +29,7 @@ from mailboat_operator.controller.kopf_feed import KopfFeed
 from mailboat_operator.controller.reconcile import Reconciler
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.controller.workqueue import Backoff, WorkQueue
-from mailboat_operator.kube.client import RELAY, SUBSCRIPTION, Conflict, Key, Kind, Kube, KubeError, Object
+from mailboat_operator.kube.client import RELAY, SUBSCRIPTION, Conflict, Key, Kind, Kube, KubeError
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.reports import PollTimeouts
@@ -116,7 +116,7 @@ class Controller:
     cache: ResourceCache
     reconciler: Reconciler
     consumers: Consumers
-    _queue: WorkQueue[Key] = field(init=False)
+    _queue: WorkQueue = field(init=False)
     _scopes: dict[str | None, _WatchScope] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,12 +141,6 @@ class Controller:
             self.metrics.queue.set_function(lambda: 0)
 
     # ---- events of the feed ----------------------------------------------------------------------------------------
-
-    def object_updated(self, kind: Kind, found: Object) -> None:
-        self.cache.store(kind, found)
-
-    def object_deleted(self, kind: Kind, deleted: Object) -> None:
-        self.cache.remove(kind, deleted)
 
     def watch_opened(self, kind: Kind, namespace: str | None) -> None:
         scope = self._scopes[namespace]
@@ -175,7 +169,7 @@ class Controller:
         for attempt in itertools.count():
             try:
                 await self._until_served()
-                await KopfFeed(self.kube, self.settings.namespaces, kinds, self).run()
+                await KopfFeed(self.kube, self.settings.namespaces, kinds, self.cache, self).run()
             except Exception as error:
                 delay = self.settings.backoff.delay(attempt)
                 extra = {"error": str(error) or repr(error), "seconds": round(delay, 1)}

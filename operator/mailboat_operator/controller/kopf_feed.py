@@ -32,7 +32,8 @@ import aiohttp
 import kopf
 from yarl import URL
 
-from mailboat_operator.kube.client import ClosableConnections, Kind, Kube, Object
+from mailboat_operator.controller.cache import ResourceCache
+from mailboat_operator.kube.client import ClosableConnections, Kind, Kube
 
 _STOP_WITHIN: Final = 2.0
 """Seconds to wait for kopf's thread at shutdown. Best effort: kopf only reads, so a late exit does no harm."""
@@ -46,13 +47,7 @@ outside the main thread on purpose."""
 
 
 class FeedListener(Protocol):
-    """Receiver of the feed. All methods are called in the operator's event loop."""
-
-    def object_updated(self, kind: Kind, found: Object) -> None:
-        """Receive an object that was listed, created or changed."""
-
-    def object_deleted(self, kind: Kind, deleted: Object) -> None:
-        """Receive the last version of an object that was deleted or left the selection."""
+    """Receiver of the feed's requests. All methods are called in the operator's event loop."""
 
     def watch_opened(self, kind: Kind, namespace: str | None) -> None:
         """A list of this kind is complete, and a watch continues from its version."""
@@ -73,10 +68,18 @@ class _EndlessBackoff:
 class KopfFeed:
     """One run of kopf. It opens one watch per resource, so no two kinds may have the same."""
 
-    def __init__(self, kube: Kube, namespaces: Sequence[str], kinds: Sequence[Kind], listener: FeedListener) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        namespaces: tuple[str, ...],
+        kinds: Sequence[Kind],
+        cache: ResourceCache,
+        listener: FeedListener,
+    ) -> None:
         self._kube = kube
-        self._namespaces = tuple(namespaces)
+        self._namespaces = namespaces
         self._kinds = kinds
+        self._cache = cache
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
@@ -163,8 +166,7 @@ class KopfFeed:
 
     def _handler(self, kind: Kind) -> Any:
         async def handle(event: Any, **_: Any) -> None:
-            deleted = event["type"] == "DELETED"
-            receive = self._listener.object_deleted if deleted else self._listener.object_updated
+            receive = self._cache.remove if event["type"] == "DELETED" else self._cache.store
             # kopf passes views on dicts, and listed items lack apiVersion and kind.
             self._call(receive, kind, {"apiVersion": kind.api_version, "kind": kind.name, **dict(event["object"])})
 
