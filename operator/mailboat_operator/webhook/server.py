@@ -106,16 +106,16 @@ class Webhook:
                 timeout.reschedule(None)
                 return await self._reviewed(body, until - clock())
         except Busy:
-            return _refusal(503, "Too many reviews wait already.")
+            raise web.HTTPServiceUnavailable(text="Too many reviews wait already.\n") from None
         except TimeoutError:
-            return _refusal(408, "The review did not arrive in time, or waited too long.")
+            raise web.HTTPRequestTimeout(text="The review did not arrive in time, or waited too long.\n") from None
 
     async def _reviewed(self, body: bytes, within: float) -> web.Response:
         try:
             request = json.loads(body)["request"]
             uid = request["uid"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            return _refusal(400, "This is no AdmissionReview with a request.")
+            raise web.HTTPBadRequest(text="This is no AdmissionReview with a request.\n") from None
         with self._metrics.injection_seconds.time():
             answer = await self.answer(request, within)
         self._metrics.injections.labels(answer.outcome.value).inc()
@@ -195,10 +195,6 @@ def answer_timeout(given: str | None) -> float:
     """Return the time limit for an answer. ``given``: timeout sent by the API server, such as ``10s``."""
     seconds = re.fullmatch(r"(\d{1,2})s", given or "")
     return _SHARE * min(int(seconds[1]), _LONGEST) if seconds else _ANSWER_WITHIN
-
-
-def _refusal(status: int, text: str) -> web.Response:
-    return web.Response(text=f"{text}\n", status=status)
 
 
 def _review_of(uid: str, answer: Injection) -> dict[str, Any]:
