@@ -25,6 +25,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
@@ -96,22 +97,22 @@ class KopfFeed:
 
     async def run(self) -> None:
         """Run until cancelled. Raise if kopf ends by itself, which it should not."""
-        ended: asyncio.Future[None] = self._loop.create_future()
+        ended: Future[None] = Future()
+        ended.set_running_or_notify_cancel()  # so that the thread can end after a cancellation, too
 
         def work() -> None:
             try:
                 asyncio.run(self._operator())
-                outcome: BaseException = RuntimeError("kopf ended by itself")
+                raise RuntimeError("kopf ended by itself")
             except BaseException as error:
-                outcome = error
-            self._call(_fail, ended, outcome)
+                ended.set_exception(error)
 
         for name in _REPLACED_LOGS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         thread = threading.Thread(target=work, name="kopf", daemon=True)
         thread.start()
         try:
-            await ended
+            await asyncio.wrap_future(ended)
         finally:
             self._stop.set()
             await asyncio.shield(asyncio.to_thread(thread.join, _STOP_WITHIN))
@@ -225,8 +226,3 @@ class KopfFeed:
             if kind.selector:
                 settings.watching.label_selectors[kind.api_version, kind.plural] = kind.selector
         return settings
-
-
-def _fail(ended: asyncio.Future[None], outcome: BaseException) -> None:
-    if not ended.done():
-        ended.set_exception(outcome)
