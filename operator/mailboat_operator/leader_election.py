@@ -195,13 +195,12 @@ class Election:
     async def _own_lease(self) -> Object:
         try:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
-        except NotFound:
-            lost = f"the Lease {self._lease} was deleted"
-        else:
             holder = (lease.get("spec") or {}).get("holderIdentity")
             if holder == self.identity:
                 return lease
             lost = f"{holder or 'no operator'} holds the Lease {self._lease} now"
+        except NotFound:
+            lost = f"the Lease {self._lease} was deleted"
         self._held = None
         raise LeadershipLost(lost)
 

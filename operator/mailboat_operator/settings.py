@@ -60,8 +60,6 @@ Identity = Annotated[
 
 
 class Settings(BaseModel):
-    """All settings of one operator process."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
 
     namespaces: tuple[DnsLabel, ...] = ()

@@ -30,8 +30,6 @@ _REMEMBERED: Final = 600.0
 
 
 class ResourceCache:
-    """Last known version of every relevant object."""
-
     def __init__(
         self, on_change: Callable[[Key], None] = lambda _: None, clock: Callable[[], float] = time.monotonic
     ) -> None:

@@ -87,8 +87,6 @@ def forbidden_blocker(error: str) -> Blocker:
 
 @dataclass(slots=True)
 class ChildApplier:
-    """Children of all relays, with the result of the last apply per child."""
-
     kube: Kube
     cache: ResourceCache
     metrics: Metrics

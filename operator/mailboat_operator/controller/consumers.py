@@ -65,8 +65,6 @@ class RestartTotal:
 
 @dataclass(slots=True)
 class Consumers:
-    """Reconcile loop body for all subscriptions with a source."""
-
     cache: ResourceCache
     client: RelayClient
     status_writer: StatusWriter

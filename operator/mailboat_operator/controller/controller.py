@@ -87,8 +87,6 @@ async def run_controller(kube: Kube, settings: ControllerSettings, signer: Signe
 
 @dataclass(slots=True)
 class _WatchScope:
-    """One namespace, or all of them. No relay in it is reconciled before its lists are complete."""
-
     namespace: str | None
     unlisted: set[Kind] = field(default_factory=lambda: set(WATCHED))
     """Kinds that were not listed yet while their watch was open."""

@@ -64,17 +64,13 @@ _STUCK: Final = 5
 class Result:
     blocker: Blocker | None = None
     blocked: Collection[Kind] = ()
-    """Kinds of children that are not in the desired state."""
     version: int = 0
     """Version of the configuration that relays should run."""
     settled: bool = True
-    """True if no push and no partition move is in flight."""
 
 
 @dataclass(slots=True)
 class Reconciler:
-    """Reconcile loop body for all relays."""
-
     cache: ResourceCache
     children: ChildApplier
     relays: RelayStates

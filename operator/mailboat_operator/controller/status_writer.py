@@ -51,13 +51,10 @@ _BEFORE_RELAYS: Final = frozenset({Reason.CONFIGURATION_HELD, Reason.PROGRESSING
 
 @dataclass(slots=True)
 class StatusWriter:
-    """Status writer for all resources."""
-
     kube: Kube
     cache: ResourceCache
     metrics: Metrics
     instance: str
-    """Reporting instance of Kubernetes events."""
     _written: dict[str, float] = field(default_factory=dict, init=False)
     """Time of the last status write, by uid."""
     _sent: dict[tuple[str, EventNote], float] = field(default_factory=dict, init=False)

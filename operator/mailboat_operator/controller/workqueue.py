@@ -70,7 +70,6 @@ class WorkQueue:
                 pass
 
     def succeeded(self, key: Key, requeue_after: float | None = None) -> None:
-        """Mark a key as done; optionally queue it again after a delay."""
         self._failures.pop(key, None)
         self._release(key)
         if requeue_after is not None:

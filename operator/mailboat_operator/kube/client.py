@@ -47,8 +47,6 @@ _CHECK_EVERY: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object and its API path."""
-
     api_version: str
     name: str
     plural: str
@@ -192,8 +190,6 @@ class ClosableConnections:
 
 
 class Kube:
-    """A connection to one API server."""
-
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration
         self._client = ApiClient(configuration)

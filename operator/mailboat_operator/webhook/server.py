@@ -148,10 +148,9 @@ class Webhook:
                 await asyncio.sleep(_RETRY_AFTER)
 
     async def _answer(self, request: Object) -> Injection:
-        pod = request.get("object")
-        if request.get("operation") != "CREATE" or not isinstance(pod, dict) or request.get("subResource"):
-            return Injection(Outcome.NOT_ASKED)
-        if (name := requested_relay(pod)) is None:
+        pod: Any = request.get("object")
+        is_creation = request.get("operation") == "CREATE" and not request.get("subResource") and isinstance(pod, dict)
+        if not is_creation or (name := requested_relay(pod)) is None:
             return Injection(Outcome.NOT_ASKED)
         namespace = str(request["namespace"])
         if self._namespaces and namespace not in self._namespaces:
