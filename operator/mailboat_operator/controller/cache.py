@@ -80,7 +80,9 @@ class ResourceCache:
         before = self._objects[kind].get(key)
         # Regardless of uid: a late event of a predecessor must not replace the successor and then be deleted.
         is_older = before is not None and _version(found) < _version(before)
-        if is_older or self._was_removed_since(found):
+        # By version: an object that left the selection may return as a newer version of itself.
+        removed, _ = self._removed.get(found["metadata"]["uid"], (-1, 0.0))
+        if is_older or _version(found) <= removed:
             return
         self._unlink(kind, key)
         self._objects[kind][key] = found
@@ -119,11 +121,6 @@ class ResourceCache:
             if now - at < _REMEMBERED:
                 break
             del self._removed[each]
-
-    def _was_removed_since(self, found: Object) -> bool:
-        """Compare by version: an object that left the selection may return as a newer version of itself."""
-        removed, _ = self._removed.get(found["metadata"]["uid"], (-1, 0.0))
-        return _version(found) <= removed
 
     def apply_list(self, kind: Kind, listed: Listed, namespace: str | None) -> None:
         """Apply a full list of a kind. Remove objects missing from the list, unless they are newer than it."""

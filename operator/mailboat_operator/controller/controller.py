@@ -57,31 +57,28 @@ class ControllerSettings:
     """Seconds between two comparisons of the cache with full lists, independent of watch events."""
     backoff: Backoff = field(default_factory=Backoff)
 
-    @property
-    def timeouts(self) -> PollTimeouts:
-        return PollTimeouts(
-            silence=max(3 * self.status_interval, 3.0),
-            assignment=max(6 * self.status_interval, 5.0),
-            poll=max(2 * self.relay_timeout, 10.0),
-        )
-
 
 async def run_controller(kube: Kube, settings: ControllerSettings, signer: Signer, metrics: Metrics) -> None:
     """Run until cancelled. Raise only on errors that a retry can't resolve."""
     kube.on_request = metrics.on_request
     cache = ResourceCache()
+    timeouts = PollTimeouts(
+        silence=max(3 * settings.status_interval, 3.0),
+        assignment=max(6 * settings.status_interval, 5.0),
+        poll=max(2 * settings.relay_timeout, 10.0),
+    )
     async with RelayClient(signer, timeout=settings.relay_timeout) as client:
         status_writer = StatusWriter(kube, cache, metrics, settings.instance)
         reconciler = Reconciler(
             cache,
             ChildApplier(kube, cache, metrics, _BLOCKED_RETRY * settings.status_interval),
-            RelayStates(client, metrics, settings.timeouts),
+            RelayStates(client, metrics, timeouts),
             status_writer,
             signer,
             settings.image,
             settings.status_interval,
         )
-        consumers = Consumers(cache, client, status_writer, metrics, settings.timeouts, settings.status_interval)
+        consumers = Consumers(cache, client, status_writer, metrics, timeouts, settings.status_interval)
         await Controller(kube, settings, metrics, cache, reconciler, consumers).run()
 
 

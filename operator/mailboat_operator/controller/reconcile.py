@@ -38,15 +38,8 @@ from mailboat_operator.relays.observation import (
 from mailboat_operator.relays.reports import Answer, partitions_of
 from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
-from mailboat_operator.resources import CHILD_KINDS, Owner, desired, owner_of
-from mailboat_operator.resources.configmap import (
-    Configuration,
-    all_paused,
-    configuration_in,
-    next_configuration,
-    raw_item,
-    too_large,
-)
+from mailboat_operator.resources import CHILD_KINDS, Owner, configmap, desired, owner_of
+from mailboat_operator.resources.configmap import Configuration, next_configuration
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.status.conditions import Blocker, EventNote
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
@@ -110,7 +103,7 @@ class Reconciler:
         relay, problem = parse_relay(found)
         live = await self.children.find(CONFIG_MAP, key)
         own = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OWN
-        written = await asyncio.to_thread(configuration_in, live) if own else None
+        written = await asyncio.to_thread(configmap.configuration_in, live) if own else None
         pods = self.cache.pods_of(key)
         polled = [pod for pod in pods if pod.has_relay and not pod.finished]
         answers = await self.relays.poll(key, polled, partitions_of(self.cache.subscriptions_of(key)))
@@ -134,7 +127,7 @@ class Reconciler:
         if form is None:
             return replace(parsed, lost=lost)
         subscription = parse_subscription(form).subscription
-        return replace(parsed, subscription=subscription, item=raw_item(form), last_valid=form)
+        return replace(parsed, subscription=subscription, item=configmap.raw_item(form), last_valid=form)
 
     def _still_exists(self, key: Key, found: Object) -> bool:
         """Return whether the relay resource still exists after the status calls, which take time.
@@ -203,11 +196,9 @@ class Reconciler:
         Kubernetes removes the children of a deleted relay. Application pods with its sidecars stay, and only the
         operator can notify them.
         """
-        no_such_relay = EventNote(
-            True,
-            Reason.RELAY_NOT_FOUND,
-            f'There is no OutboxRelay "{key[1]}" in this namespace: create it, then restart this pod to get its relay.',
-        )
+        remedy = "create it, then restart this pod to get its relay."
+        problem = f'There is no OutboxRelay "{key[1]}" in this namespace: {remedy}'
+        no_such_relay = EventNote(True, Reason.RELAY_NOT_FOUND, problem)
         for pod in self.cache.pods_of(key):
             if pod.lacks_sidecar:
                 regarding = {"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}}
@@ -230,9 +221,9 @@ class Reconciler:
         live = self.cache.child(CONFIG_MAP, key)
         # A ConfigMap without an owner was orphaned on purpose, so that relays keep running with it.
         orphaned = live is not None and owner_of(live, key[1], "") is not Owner.PREDECESSOR
-        before = self.relays.pushed_config(key) or await asyncio.to_thread(configuration_in, live)
+        before = self.relays.pushed_config(key) or await asyncio.to_thread(configmap.configuration_in, live)
         if pods and before is not None and not orphaned:
-            paused = await asyncio.to_thread(all_paused, before, _now_ms())
+            paused = await asyncio.to_thread(configmap.all_paused, before, _now_ms())
             answers = await self.relays.poll(key, pods, {})
             pushed = await self.relays.push_config(key, answers, paused)
             behind = pushed.behind or any(answer.report is None for answer in answers)
@@ -244,7 +235,7 @@ class Reconciler:
 def _next_configuration(observed: Observation, relay: OutboxRelay) -> tuple[Configuration, str]:
     """Return the desired configuration, and why it can't be stored (empty if it can). Takes a while if large."""
     made = next_configuration(relay, observed.items, observed.configuration, _now_ms(), observed.version_in_use)
-    return made, too_large(made, relay.metadata.name)
+    return made, configmap.too_large(made, relay.metadata.name)
 
 
 def _now_ms() -> int:

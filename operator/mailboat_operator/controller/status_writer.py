@@ -84,8 +84,8 @@ class StatusWriter:
         found = observed.found
         status = relay_status(observed, blocker, self.cache.child(DEPLOYMENT, observed.key), now)
         await self.write_status(RELAY, found, status)
-        await self.write_events(RELAY, found, overdue(status["conditions"], now))
-        await self.write_events(RELAY, found, database_changed(found.get("status") or {}, status))
+        notes = [*overdue(status["conditions"], now), *database_changed(found.get("status") or {}, status)]
+        await self.write_events(RELAY, found, notes)
 
     async def _write_subscription(
         self, observed: Observation, each: ObservedSubscription, now: datetime, *, behind: bool

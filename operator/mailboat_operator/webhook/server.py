@@ -34,17 +34,8 @@ from mailboat_operator.kube.client import (
 )
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.resources.pod import RelayImage
-from mailboat_operator.webhook.injection import (
-    Injection,
-    Outcome,
-    Sidecar,
-    failed,
-    inject,
-    left_out,
-    requested_relay,
-    sidecar_error,
-    trial,
-)
+from mailboat_operator.webhook import injection
+from mailboat_operator.webhook.injection import Injection, Outcome, Sidecar, failed, inject, left_out, requested_relay
 
 log = logging.getLogger(__name__)
 
@@ -177,9 +168,9 @@ class Webhook:
         if sidecar.mark in self._accepted:
             return None
         try:
-            await self._kube.create(DEPLOYMENT, trial(sidecar, namespace), dry_run=True)
+            await self._kube.create(DEPLOYMENT, injection.trial(sidecar, namespace), dry_run=True)
         except KubeError as error:
-            if isinstance(error, Invalid) and (reason := sidecar_error(str(error))) is not None:
+            if isinstance(error, Invalid) and (reason := injection.sidecar_error(str(error))) is not None:
                 log.info("Sidecar refused by the API server in a dry run", extra={"error": str(error)})
                 return reason
             log.warning("Dry run of a sidecar failed, sidecar injected", extra={"error": str(error)})
