@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Self
 
-from mailboat_operator.kube.client import LEASE, Conflict, Kind, Kube, KubeError, NotFound, Object
+from mailboat_operator.kube.client import LEASE, Kind, Kube, Object
+from mailboat_operator.kube.errors import Conflict, KubeError, NotFound
 
 log = logging.getLogger(__name__)
 

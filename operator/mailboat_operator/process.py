@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry
 
 from mailboat_operator.controller.controller import ControllerSettings, run_controller
 from mailboat_operator.http_server import health_application, serving
-from mailboat_operator.kube.client import Kube, KubeError
+from mailboat_operator.kube.client import Kube
+from mailboat_operator.kube.errors import KubeError
 from mailboat_operator.leader_election import Election, Timing
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.signing_keys import Signer, SigningKeyRotation

@@ -12,16 +12,8 @@ from api.conftest import with_our_kinds
 from mailboat_devservers.kubernetes import start_api_server
 from mailboat_operator.controller import controller
 from mailboat_operator.controller.cache import essence
-from mailboat_operator.kube.client import (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    DISRUPTION_BUDGET,
-    RELAY,
-    SERVICE,
-    SUBSCRIPTION,
-    Kube,
-    NotFound,
-)
+from mailboat_operator.kube.client import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, RELAY, SERVICE, SUBSCRIPTION, Kube
+from mailboat_operator.kube.errors import NotFound
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.resources.pod import RESOURCES_KEY

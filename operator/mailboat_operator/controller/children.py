@@ -15,18 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mailboat_operator.controller.cache import ResourceCache, essence
-from mailboat_operator.kube.client import (
-    CONFIG_MAP,
-    Forbidden,
-    Invalid,
-    Key,
-    Kind,
-    Kube,
-    KubeError,
-    NotFound,
-    Object,
-    ServerFailed,
-)
+from mailboat_operator.kube.client import CONFIG_MAP, Key, Kind, Kube, Object
+from mailboat_operator.kube.errors import Forbidden, Invalid, KubeError, NotFound, ServerFailed
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.resources import CHILD_KINDS, Owner, owner_of
 from mailboat_operator.resources.pod import child_name

@@ -29,7 +29,8 @@ from mailboat_operator.controller.kopf_feed import KopfFeed
 from mailboat_operator.controller.reconcile import Reconciler
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.controller.workqueue import Backoff, WorkQueue
-from mailboat_operator.kube.client import RELAY, SUBSCRIPTION, Conflict, Key, Kind, Kube, KubeError
+from mailboat_operator.kube.client import RELAY, SUBSCRIPTION, Key, Kind, Kube
+from mailboat_operator.kube.errors import Conflict, KubeError
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.reports import PollTimeouts

@@ -15,26 +15,10 @@ from typing import Final
 from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.children import ChildApplier, forbidden_blocker
 from mailboat_operator.controller.status_writer import StatusWriter
-from mailboat_operator.kube.client import (
-    CONFIG_MAP,
-    POD,
-    RELAY,
-    SUBSCRIPTION,
-    Forbidden,
-    Key,
-    Kind,
-    KubeError,
-    Object,
-    Throttled,
-)
-from mailboat_operator.relays.observation import (
-    Observation,
-    ObservedSubscription,
-    SubscriptionParser,
-    find_last_valid_form,
-    parse_relay,
-    parse_subscription,
-)
+from mailboat_operator.kube.client import CONFIG_MAP, POD, RELAY, SUBSCRIPTION, Key, Kind, Object
+from mailboat_operator.kube.errors import Forbidden, KubeError, Throttled
+from mailboat_operator.relays import observation
+from mailboat_operator.relays.observation import Observation, ObservedSubscription, SubscriptionParser
 from mailboat_operator.relays.reports import Answer, partitions_of
 from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
@@ -100,7 +84,7 @@ class Reconciler:
     # ---- observe ---------------------------------------------------------------------------------------------------
 
     async def _observe(self, key: Key, found: Object) -> Observation:
-        relay, problem = parse_relay(found)
+        relay, problem = observation.parse_relay(found)
         live = await self.children.find(CONFIG_MAP, key)
         own = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OWN
         written = await asyncio.to_thread(configmap.configuration_in, live) if own else None
@@ -123,10 +107,10 @@ class Reconciler:
         if parsed.subscription is not None:
             return parsed
         pushed = self.relays.pushed_config(key)
-        form, lost = find_last_valid_form(parsed.found, "/".join(key), written, pushed, answers)
+        form, lost = observation.find_last_valid_form(parsed.found, "/".join(key), written, pushed, answers)
         if form is None:
             return replace(parsed, lost=lost)
-        subscription = parse_subscription(form).subscription
+        subscription = observation.parse_subscription(form).subscription
         return replace(parsed, subscription=subscription, item=configmap.raw_item(form), last_valid=form)
 
     def _still_exists(self, key: Key, found: Object) -> bool:
@@ -209,7 +193,7 @@ class Reconciler:
                 name=f"{key[0]}/{found['metadata']['name']}",
                 generation=found["metadata"].get("generation", 0),
                 before=found.get("status") or {},
-                subscription=parse_subscription(found).subscription,
+                subscription=observation.parse_subscription(found).subscription,
                 relay="/".join(key),
                 relay_exists=False,
             )

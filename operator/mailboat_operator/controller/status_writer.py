@@ -14,19 +14,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.kube.client import (
-    DEPLOYMENT,
-    EVENT,
-    RELAY,
-    SUBSCRIPTION,
-    Key,
-    Kind,
-    Kube,
-    KubeError,
-    NotFound,
-    Object,
-    Throttled,
-)
+from mailboat_operator.kube.client import DEPLOYMENT, EVENT, RELAY, SUBSCRIPTION, Key, Kind, Kube, Object
+from mailboat_operator.kube.errors import KubeError, NotFound, Throttled
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.observation import Observation, ObservedSubscription
 from mailboat_operator.resources.pod import sink_secrets

@@ -24,7 +24,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from mailboat_operator.kube.client import MUTATING_WEBHOOK, Kube, NotFound, SecretContent
+from mailboat_operator.kube.client import MUTATING_WEBHOOK, Kube, SecretContent
+from mailboat_operator.kube.errors import NotFound
 
 log = logging.getLogger(__name__)
 

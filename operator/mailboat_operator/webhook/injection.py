@@ -165,14 +165,9 @@ def sidecar_error(refusal: str) -> str | None:
     return re.sub(r"Invalid value: \{.*\}: ", "", reason)
 
 
-def left_out(*reasons: str) -> Injection:
-    """Answer without a sidecar, with the reasons."""
-    return Injection(Outcome.LEFT_OUT, warnings=tuple(map(_warning, reasons)))
-
-
-def failed(reason: str) -> Injection:
-    """Answer without a sidecar because of an error in the operator. The pod starts anyway."""
-    return Injection(Outcome.FAILED, warnings=(_warning(reason),))
+def left_out(*reasons: str, outcome: Outcome = Outcome.LEFT_OUT) -> Injection:
+    """Answer without a sidecar, with the reasons. The pod starts anyway."""
+    return Injection(outcome, warnings=tuple(map(_warning, reasons)))
 
 
 def _injected(pod: Pod, relay: OutboxRelay, secrets: Sequence[str], image: RelayImage) -> Injection:

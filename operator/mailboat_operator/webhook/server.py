@@ -20,22 +20,12 @@ from typing import Any, Final
 from aiohttp import web
 
 from mailboat_operator.http_server import Busy, Memory
-from mailboat_operator.kube.client import (
-    DEPLOYMENT,
-    RELAY,
-    SUBSCRIPTION,
-    ApiUnavailable,
-    Invalid,
-    Kube,
-    KubeError,
-    NotFound,
-    Object,
-    Throttled,
-)
+from mailboat_operator.kube.client import DEPLOYMENT, RELAY, SUBSCRIPTION, Kube, Object
+from mailboat_operator.kube.errors import ApiUnavailable, Invalid, KubeError, NotFound, Throttled
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.webhook import injection
-from mailboat_operator.webhook.injection import Injection, Outcome, Sidecar, failed, inject, left_out, requested_relay
+from mailboat_operator.webhook.injection import Injection, Outcome, Sidecar, inject, left_out, requested_relay
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +114,8 @@ class Webhook:
         except Exception as error:
             log.exception("Webhook failed, pod starts without its relay", extra=context)
             reason = "the API server did not answer in time" if isinstance(error, TimeoutError) else "an error"
-            return failed(f"the relay could not be added ({reason}; the operator's log says more). Restart the pod")
+            problem = f"the relay could not be added ({reason}; the operator's log says more). Restart the pod"
+            return left_out(problem, outcome=Outcome.FAILED)
         if answer.warnings:
             log.info("Injection: %s.", answer.outcome, extra={**context, "warnings": answer.warnings})
         return answer
