@@ -126,10 +126,8 @@ class ResourceCache:
         """Apply a full list of a kind. Remove objects missing from the list, unless they are newer than it."""
         present = {_key(item): item["metadata"]["uid"] for item in listed.items}
         for key, cached in list(self._objects[kind].items()):
-            outside = namespace is not None and key[0] != namespace
-            if outside or present.get(key) == cached["metadata"]["uid"]:
-                continue
-            if _version(cached) <= _number(listed.resource_version):
+            inside = namespace in (None, key[0])
+            if inside and present.get(key) != cached["metadata"]["uid"]:
                 self.remove(kind, cached, _number(listed.resource_version))
         for item in listed.items:
             self.store(kind, item)

@@ -1,7 +1,6 @@
 """Work queue of keys with due times. Each key is queued at most once and never processed twice at the same time.
 
-A key added while it is being processed is due again afterwards, since the state read may be outdated. A failed key is
-retried with growing back-off and jitter, until it succeeds once.
+The states of a key are in the docstring of ``controller``.
 """
 
 import asyncio
