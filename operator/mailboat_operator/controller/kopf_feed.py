@@ -48,7 +48,7 @@ outside the main thread on purpose."""
 
 
 class FeedListener(Protocol):
-    """Receiver of the feed's requests. All methods are called in the operator's event loop."""
+    """Listener for the requests of kopf. All methods are called in the operator's event loop."""
 
     def watch_opened(self, kind: Kind, namespace: str | None) -> None:
         """A list of this kind is complete, and a watch continues from its version."""
