@@ -9,7 +9,8 @@ Life cycle of a process (``process``):
 
     candidate   serves the webhook and the health endpoints, and waits for the Lease
     leader      also runs the controller, and rotates certificates and signing keys
-    stopping    unready; the controller has ended and the Lease is released; the webhook answers a few seconds longer
+    stopping    unready; the controller has ended and the Lease is released; the webhook answers a few seconds longer,
+                until the API server has stopped calling it
 
-A leader that loses the Lease never becomes a candidate again: the process exits, and the pod restarts it.
+A leader that loses the Lease or fails never becomes a candidate again: the process exits, and the pod restarts it.
 """

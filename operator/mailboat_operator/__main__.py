@@ -13,7 +13,7 @@ import click
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from mailboat_operator.http_server import ListenFailed
-from mailboat_operator.kube.client import NoCluster
+from mailboat_operator.kube.errors import NoCluster
 from mailboat_operator.leader_election import LeadershipLost
 from mailboat_operator.process import Operator
 from mailboat_operator.settings import SettingsError, options, read_settings

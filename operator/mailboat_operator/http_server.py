@@ -50,17 +50,7 @@ class Memory:
     @asynccontextmanager
     async def reserved(self, size: int) -> AsyncIterator[None]:
         """Reserve memory. Raises ``Busy`` if too many callers wait. Small reservations may overtake large ones."""
-        if self._free < size:
-            await self._wait(size)
-        self._free -= size
-        try:
-            yield
-        finally:
-            self._free += size
-            self._released.set()
-
-    async def _wait(self, size: int) -> None:
-        if self._waiters >= self._max_waiters:
+        if self._free < size and self._waiters >= self._max_waiters:
             raise Busy
         self._waiters += 1
         try:
@@ -69,6 +59,12 @@ class Memory:
                 await self._released.wait()
         finally:
             self._waiters -= 1
+        self._free -= size
+        try:
+            yield
+        finally:
+            self._free += size
+            self._released.set()
 
 
 def health_application(not_ready: Callable[[], str | None], registry: CollectorRegistry) -> web.Application:

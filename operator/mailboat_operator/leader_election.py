@@ -16,19 +16,18 @@ keeps a leader in office indefinitely; a refused connection escapes it and leave
 wall clock, writes local time as UTC, and never releases a Lease.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final, Self
 
-from mailboat_operator.kube.client import LEASE, Conflict, Kube, KubeError, NotFound, Object
+from mailboat_operator.kube.client import LEASE, Kind, Kube, Object
+from mailboat_operator.kube.errors import Conflict, KubeError, NotFound
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +43,12 @@ class LeadershipLost(Exception):
 class Timing:
     """Durations in seconds. In the gap between ``renew_within`` and ``duration`` a former leader must end."""
 
-    duration: int = 15
-    renew_within: float = 10.0
-    retry_period: float = 2.0
+    duration: int
+    renew_within: float
+    retry_period: float
 
     @classmethod
-    def of(cls, duration: float) -> Timing:
+    def of(cls, duration: float) -> Self:
         """Derive all durations in the usual proportions."""
         return cls(max(1, math.ceil(duration)), duration * 2 / 3, duration / 7.5)
 
@@ -148,28 +147,39 @@ class Election:
 
     async def _try_acquire(self) -> bool:
         started = time.monotonic()
+        write: Callable[[Kind, Object], Awaitable[Object]] = self._kube.replace
         try:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
         except NotFound:
             metadata = {"name": self._name, "namespace": self._namespace}
-            body = {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": metadata}
-            return await self._write(self._kube.create, {**body, "spec": self._claim(None)}, started)
+            lease = {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": metadata}
+            write, transitions = self._kube.create, 0
+        else:
+            if not self._is_available(lease):
+                return False
+            transitions = int((lease.get("spec") or {}).get("leaseTransitions") or 0) + 1
+        now = _now()
+        spec = {
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": self._timing.duration,
+            "acquireTime": now,
+            "renewTime": now,
+            "leaseTransitions": transitions,
+        }
+        try:
+            self._held = await write(LEASE, {**lease, "spec": spec})
+        except Conflict:
+            return False  # another candidate was faster
+        self._renewed = started
+        return True
+
+    def _is_available(self, lease: Object) -> bool:
         before = self._observed
         self._observed = observe(lease, before, time.monotonic(), self._timing.duration)
         if before is None or before.holder != self._observed.holder:
             log.info("Leader lease held by another operator", extra={"holder": self._observed.holder or "none"})
         # The Lease names this process if the response to its write was lost: identities are unique.
-        if self._observed.holder != self.identity and not self._observed.is_free(time.monotonic()):
-            return False
-        return await self._write(self._kube.replace, {**lease, "spec": self._claim(lease)}, started)
-
-    async def _write(self, write: Callable[[Any, Object], Any], body: Object, started: float) -> bool:
-        try:
-            self._held = await write(LEASE, body)
-        except Conflict:
-            return False  # another candidate was faster
-        self._renewed = started
-        return True
+        return self._observed.holder == self.identity or self._observed.is_free(time.monotonic())
 
     async def _renew(self, **changes: object) -> None:
         """Update the held Lease. Raises ``LeadershipLost`` if it is not held any more."""
@@ -186,26 +196,14 @@ class Election:
     async def _own_lease(self) -> Object:
         try:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
-        except NotFound:
-            lost = f"the Lease {self._lease} was deleted"
-        else:
             holder = (lease.get("spec") or {}).get("holderIdentity")
             if holder == self.identity:
                 return lease
             lost = f"{holder or 'no operator'} holds the Lease {self._lease} now"
+        except NotFound:
+            lost = f"the Lease {self._lease} was deleted"
         self._held = None
         raise LeadershipLost(lost)
-
-    def _claim(self, lease: Object | None) -> Object:
-        before = (lease or {}).get("spec") or {}
-        now = _now()
-        return {
-            "holderIdentity": self.identity,
-            "leaseDurationSeconds": self._timing.duration,
-            "acquireTime": now,
-            "renewTime": now,
-            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (1 if lease is not None else 0),
-        }
 
     def _log_error(self, error: BaseException) -> None:
         """Log an error once, not at every poll."""

@@ -1,9 +1,6 @@
 """Order of start and shutdown of one operator process, whose states are in the docstring of ``mailboat_operator``.
 
-- SIGTERM: the replica becomes unready, the core ends, and the Lease is released. The webhook answers for
-  ``shutdown_delay`` longer, until the API server has stopped calling it. Then everything closes. Exit code 0.
-- Leadership lost: the core is ended at once, by force if necessary, since another operator may already be active. Exit
-  code 1, and the pod restarts as a candidate. The same happens after an unexpected failure.
+If leadership is lost, the core is ended at once, by force if necessary, since another operator may already be active.
 """
 
 import asyncio
@@ -21,7 +18,8 @@ from prometheus_client import CollectorRegistry
 
 from mailboat_operator.controller.controller import ControllerSettings, run_controller
 from mailboat_operator.http_server import health_application, serving
-from mailboat_operator.kube.client import Kube, KubeError
+from mailboat_operator.kube.client import Kube
+from mailboat_operator.kube.errors import KubeError
 from mailboat_operator.leader_election import Election, Timing
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.signing_keys import Signer, SigningKeyRotation

@@ -4,12 +4,10 @@ Each setting is declared once; flags, environment variables, help and validation
 reported together, by flag name, without a traceback. Nothing is read at import time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Self, get_args, get_origin
 
 import click
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
@@ -41,7 +39,7 @@ class Address:
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str) -> Self:
         host, colon, port = text.rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise ValueError('is no address to listen on: write ":9443" or "127.0.0.1:9443"')
@@ -62,72 +60,56 @@ Identity = Annotated[
 
 
 class Settings(BaseModel):
-    """All settings of one operator process."""
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    namespaces: tuple[DnsLabel, ...] = Field(
-        default=(), description="Namespace to watch; may be given again. Default: all namespaces."
-    )
-    operator_namespace: DnsLabel = Field(
-        description="Namespace of the operator itself, for its Lease and its two Secrets."
-    )
-    identity: Identity | None = Field(
-        default=None, description="Name of this process among the operators. Default: host name and random digits."
-    )
-    relay_image: Image = Field(description="Image of the relays, like mailboat-relay:0.1.0.")
-    relay_image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = Field(
-        default="IfNotPresent", description="When nodes fetch it: Always, IfNotPresent or Never."
-    )
-    status_interval: Annotated[Duration, between("1s", "1h")] = Field(
-        default=Duration.parse("5s"), description="Time between two polls of the relays, between 1s and 1h."
-    )
-    lease_name: DnsSubdomain = Field(default="mailboat-operator", description="Lease by which one operator leads.")
-    lease_duration: Annotated[Duration, between("3s", "5m")] = Field(
-        default=Duration.parse("15s"),
-        description="Time without a renewal after which another operator leads, in whole seconds between 3s and 5m.",
-    )
-    signing_secret: DnsSubdomain = Field(
-        default="mailboat-signing-keys", description="Secret with the keys that calls to relays are signed with."
-    )
+    namespaces: tuple[DnsLabel, ...] = ()
+    """Namespace to watch; may be given again. Default: all namespaces."""
+    operator_namespace: DnsLabel
+    """Namespace of the operator itself, for its Lease and its two Secrets."""
+    identity: Identity | None = None
+    """Name of this process among the operators. Default: host name and random digits."""
+    relay_image: Image
+    """Image of the relays, like mailboat-relay:0.1.0."""
+    relay_image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """When nodes fetch it: Always, IfNotPresent or Never."""
+    status_interval: Annotated[Duration, between("1s", "1h")] = Duration.parse("5s")
+    """Time between two polls of the relays, between 1s and 1h."""
+    lease_name: DnsSubdomain = "mailboat-operator"
+    """Lease by which one operator leads."""
+    lease_duration: Annotated[Duration, between("3s", "5m")] = Duration.parse("15s")
+    """Time without a renewal after which another operator leads, in whole seconds between 3s and 5m."""
+    signing_secret: DnsSubdomain = "mailboat-signing-keys"
+    """Secret with the keys that calls to relays are signed with."""
     webhook_certs: Literal["self", "external", "off"] = Field(
         default="self",
         description="Certificate of the injection webhook: self (made and renewed here), external (files in "
         "--cert-dir) or off (no webhook).",
     )
-    webhook_config_name: DnsSubdomain = Field(
-        default="mailboat", description="MutatingWebhookConfiguration whose caBundle is kept up to date."
-    )
-    webhook_service: DnsLabel = Field(
-        default="mailboat-webhook", description="Service that the API server calls the webhook by."
-    )
-    webhook_secret: DnsSubdomain = Field(
-        default="mailboat-webhook-cert", description="Secret that the operators share the certificate in."
-    )
-    webhook_hosts: tuple[Host, ...] = Field(
-        default=(), description="Further host name or IP address in the certificate; may be given again. Default: none."
-    )
-    webhook_listen: ListenAddress = Field(default=Address(None, 9443), description="Address of the webhook (HTTPS).")
-    health_listen: ListenAddress = Field(
-        default=Address(None, 8080), description="Address of /livez, /readyz, /metrics (HTTP)."
-    )
-    cert_dir: Path | None = Field(
-        default=None, description="Folder with tls.crt and tls.key, for --webhook-certs external."
-    )
-    shutdown_delay: Annotated[Duration, between("0s", "5m")] = Field(
-        default=Duration.parse("5s"),
-        description="How long the webhook still answers after SIGTERM, until the API server knows the others.",
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Lowest level that is logged: debug, info, warning or error."
-    )
-    log_format: LogFormat = Field(
-        default=LogFormat.AUTO, description="auto (readable on a terminal, JSON elsewhere), json or text."
-    )
-    kubeconfig: Path | None = Field(default=None, description="Kubeconfig file. Default: the pod's service account.")
+    webhook_config_name: DnsSubdomain = "mailboat"
+    """MutatingWebhookConfiguration whose caBundle is kept up to date."""
+    webhook_service: DnsLabel = "mailboat-webhook"
+    """Service that the API server calls the webhook by."""
+    webhook_secret: DnsSubdomain = "mailboat-webhook-cert"
+    """Secret that the operators share the certificate in."""
+    webhook_hosts: tuple[Host, ...] = ()
+    """Further host name or IP address in the certificate; may be given again. Default: none."""
+    webhook_listen: ListenAddress = Address(None, 9443)
+    """Address of the webhook (HTTPS)."""
+    health_listen: ListenAddress = Address(None, 8080)
+    """Address of /livez, /readyz, /metrics (HTTP)."""
+    cert_dir: Path | None = None
+    """Folder with tls.crt and tls.key, for --webhook-certs external."""
+    shutdown_delay: Annotated[Duration, between("0s", "5m")] = Duration.parse("5s")
+    """How long the webhook still answers after SIGTERM, until the API server knows the others."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is logged: debug, info, warning or error."""
+    log_format: LogFormat = LogFormat.AUTO
+    """auto (readable on a terminal, JSON elsewhere), json or text."""
+    kubeconfig: Path | None = None
+    """Kubeconfig file. Default: the pod's service account."""
 
     @model_validator(mode="after")
-    def _check_cert_dir(self) -> Settings:
+    def _check_cert_dir(self) -> Self:
         if self.webhook_certs == "external" and self.cert_dir is None:
             raise ValueError("--webhook-certs external needs --cert-dir: the folder that holds tls.crt and tls.key")
         if self.webhook_certs != "external" and self.cert_dir is not None:

@@ -11,13 +11,8 @@ from collections import Counter
 import pytest
 
 from mailboat_operator.controller import controller
-from mailboat_operator.kube.client import (
-    DEPLOYMENT,
-    POD,
-    RELAY,
-    SUBSCRIPTION,
-    Conflict,
-)
+from mailboat_operator.kube.client import DEPLOYMENT, POD, RELAY, SUBSCRIPTION
+from mailboat_operator.kube.errors import Conflict
 from mailboat_operator.relays.state import RelayStates
 from mailboat_spec.names import API_VERSION
 from support.operator_under_test import condition_of, holders, operating, spread

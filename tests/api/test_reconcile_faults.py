@@ -12,16 +12,8 @@ from api.conftest import with_our_kinds
 from mailboat_devservers.kubernetes import start_api_server
 from mailboat_operator.controller import controller
 from mailboat_operator.controller.cache import essence
-from mailboat_operator.kube.client import (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    DISRUPTION_BUDGET,
-    RELAY,
-    SERVICE,
-    SUBSCRIPTION,
-    Kube,
-    NotFound,
-)
+from mailboat_operator.kube.client import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, RELAY, SERVICE, SUBSCRIPTION, Kube
+from mailboat_operator.kube.errors import NotFound
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.resources.pod import RESOURCES_KEY
@@ -136,7 +128,7 @@ async def test_an_operator_that_is_killed_at_every_write_reaches_the_desired_sta
 class DeafFeed:
     """A feed whose watches are open and never report an event."""
 
-    def __init__(self, kube, namespaces, kinds, listener):
+    def __init__(self, kube, namespaces, kinds, cache, listener):
         self._watches = [(kind, namespace) for kind in kinds for namespace in namespaces]
         self._listener = listener
 

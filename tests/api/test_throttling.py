@@ -12,7 +12,8 @@ from contextlib import suppress
 
 import pytest
 
-from mailboat_operator.kube.client import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, RELAY, Kube, KubeError, Throttled
+from mailboat_operator.kube.client import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, RELAY, Kube
+from mailboat_operator.kube.errors import KubeError, Throttled
 from support.operator_under_test import operating
 from support.wait import await_until
 

@@ -20,8 +20,9 @@ from prometheus_client import CollectorRegistry
 from mailboat_devservers.kubernetes import ApiServer
 from mailboat_devservers.kubernetes_certificates import Authority
 from mailboat_operator.http_server import serving
-from mailboat_operator.kube.client import MUTATING_WEBHOOK, POD, RELAY, Conflict, Kind, Kube, NotFound, Object
+from mailboat_operator.kube.client import MUTATING_WEBHOOK, POD, RELAY, Kind, Kube, Object
 from mailboat_operator.kube.client import SECRET as SECRET_KIND
+from mailboat_operator.kube.errors import Conflict, NotFound
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.process import run_periodically
 from mailboat_operator.relays.signing_keys import SigningKeyRotation

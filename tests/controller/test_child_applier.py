@@ -26,11 +26,13 @@ from mailboat_operator.kube.client import (
     RELAY,
     SERVICE,
     SUBSCRIPTION,
+    Kube,
+)
+from mailboat_operator.kube.errors import (
     ApiUnavailable,
     Conflict,
     Forbidden,
     Invalid,
-    Kube,
     NotFound,
     ServerFailed,
     Throttled,

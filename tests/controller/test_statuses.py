@@ -515,7 +515,7 @@ def test_pods_that_are_gone_are_forgotten_and_nothing_is_counted_twice():
     for number in range(100):
         pod = f"pod-{number}"
         assert tally.count({pod: 3}, {pod: second(number)}) == 3 * (number + 1)
-    assert len(tally.pods) == 1
+    assert len(tally.last) == 1
     assert tally.count({}, {pod: second(99)}) == 300, "it does not answer at present"
     assert tally.count({pod: 5}, {pod: second(99)}) == 302
     assert tally.count({}, {}) == 302, "its label is taken off"

@@ -9,7 +9,8 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
-from mailboat_operator.kube.client import ApiUnavailable, Kube, NotFound, Throttled
+from mailboat_operator.kube.client import Kube
+from mailboat_operator.kube.errors import ApiUnavailable, NotFound, Throttled
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.webhook import server

@@ -108,6 +108,6 @@ async def test_only_due_objects_without_a_running_worker_wait(queue, clock):
     assert queue.waiting() == 1
     queue.succeeded(first, 5)
     queue.succeeded(await queue.next(), 5)
-    assert (queue.waiting(), len(queue)) == (0, 3)
+    assert (queue.waiting(), len(queue._due)) == (0, 3)
     clock.now = 5
     assert queue.waiting() == 3

@@ -35,9 +35,9 @@ from mailboat_operator.kube.client import (
     SUBSCRIPTION,
     Kind,
     Kube,
-    NotFound,
     Object,
 )
+from mailboat_operator.kube.errors import NotFound
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.signing_keys import Signer, turned
 from mailboat_operator.resources.pod import CONTAINER, RESOURCES_KEY, RelayImage, relay_labels, relay_volumes

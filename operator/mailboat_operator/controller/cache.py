@@ -9,7 +9,7 @@ react to its own writes.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from mailboat_operator.kube.client import CONSUMER_POD, DEPLOYMENT, POD, RELAY, SUBSCRIPTION, Key, Kind, Listed, Object
@@ -30,17 +30,13 @@ _REMEMBERED: Final = 600.0
 
 
 class ResourceCache:
-    """Last known version of every relevant object."""
-
     def __init__(
         self, on_change: Callable[[Key], None] = lambda _: None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.on_change = on_change
         self._clock = clock
         self._objects: dict[Kind, dict[Key, Object]] = {kind: {} for kind in WATCHED}
-        self._by_relay: dict[Kind, defaultdict[Key, set[Key]]] = {
-            kind: defaultdict(set) for kind in (SUBSCRIPTION, POD, CONSUMER_POD)
-        }
+        self._by_relay: dict[Kind, defaultdict[Key, set[Key]]] = {kind: defaultdict(set) for kind in WATCHED}
         self._deleted: defaultdict[Key, list[Object]] = defaultdict(list)
         self._removed: dict[str, tuple[float, float]] = {}
         """By uid: the version at which the object was removed, and the time."""
@@ -50,7 +46,7 @@ class ResourceCache:
 
         If only pods refer to a relay, there is nothing to apply, but the pods need an event.
         """
-        return sorted({*self._objects[RELAY], *self._by_relay[SUBSCRIPTION], *self._by_relay[POD]})
+        return sorted({*self._by_relay[RELAY], *self._by_relay[SUBSCRIPTION], *self._by_relay[POD]})
 
     def relay(self, key: Key) -> Object | None:
         return self._objects[RELAY].get(key)
@@ -84,15 +80,16 @@ class ResourceCache:
         before = self._objects[kind].get(key)
         # Regardless of uid: a late event of a predecessor must not replace the successor and then be deleted.
         is_older = before is not None and _version(found) < _version(before)
-        if is_older or self._was_removed_since(found):
+        # By version: an object that left the selection may return as a newer version of itself.
+        removed, _ = self._removed.get(found["metadata"]["uid"], (-1, 0.0))
+        if is_older or _version(found) <= removed:
             return
-        self._forget_links(kind, key)
+        self._unlink(kind, key)
         self._objects[kind][key] = found
-        if kind in self._by_relay:
-            for relay in _relays_of(kind, found):
-                self._by_relay[kind][relay].add(key)
+        if (relay := _relay_key(kind, found)) is not None:
+            self._by_relay[kind][relay].add(key)
         if before is None or _is_relevant(kind, before, found):
-            self._notify(kind, *([] if before is None else [before]), found)
+            self._notify(kind, before or found, found)
 
     def remove(self, kind: Kind, deleted: Object, version: float | None = None) -> None:
         """Remove an object that was deleted, or left the selection, in this version of it or of a list.
@@ -106,11 +103,10 @@ class ResourceCache:
             self._record_removal(uid, version)
         elif _version(before) <= version:
             self._record_removal(uid, version)
-            self._forget_links(kind, key)
+            self._unlink(kind, key)
             del self._objects[kind][key]
-            if kind in (RELAY, SUBSCRIPTION):
-                for relay in _relays_of(kind, before):
-                    self._deleted[relay].append(before)
+            if kind in (RELAY, SUBSCRIPTION) and (relay := _relay_key(kind, before)) is not None:
+                self._deleted[relay].append(before)
             self._notify(kind, before)
 
     def remove_not_found(self, kind: Kind, deleted: Object) -> None:
@@ -126,53 +122,42 @@ class ResourceCache:
                 break
             del self._removed[each]
 
-    def _was_removed_since(self, found: Object) -> bool:
-        """Compare by version: an object that left the selection may return as a newer version of itself."""
-        removed, _ = self._removed.get(found["metadata"]["uid"], (-1, 0.0))
-        return _version(found) <= removed
-
     def apply_list(self, kind: Kind, listed: Listed, namespace: str | None) -> None:
         """Apply a full list of a kind. Remove objects missing from the list, unless they are newer than it."""
         present = {_key(item): item["metadata"]["uid"] for item in listed.items}
         for key, cached in list(self._objects[kind].items()):
-            outside = namespace is not None and key[0] != namespace
-            if outside or present.get(key) == cached["metadata"]["uid"]:
-                continue
-            if _version(cached) <= _number(listed.resource_version):
+            inside = namespace in (None, key[0])
+            if inside and present.get(key) != cached["metadata"]["uid"]:
                 self.remove(kind, cached, _number(listed.resource_version))
         for item in listed.items:
             self.store(kind, item)
 
-    def _forget_links(self, kind: Kind, key: Key) -> None:
+    def _unlink(self, kind: Kind, key: Key) -> None:
         before = self._objects[kind].get(key)
-        if before is not None and kind in self._by_relay:
-            for relay in _relays_of(kind, before):
-                self._by_relay[kind][relay].discard(key)
-                if not self._by_relay[kind][relay]:
-                    del self._by_relay[kind][relay]
+        if before is not None and (relay := _relay_key(kind, before)) is not None:
+            self._by_relay[kind][relay].discard(key)
+            if not self._by_relay[kind][relay]:
+                del self._by_relay[kind][relay]
 
     def _notify(self, kind: Kind, *versions: Object) -> None:
-        for relay in {relay for version in versions for relay in _relays_of(kind, version)}:
-            self.on_change(relay)
+        for relay in {_relay_key(kind, version) for version in versions}:
+            if relay is not None:
+                self.on_change(relay)
 
 
-def _relays_of(kind: Kind, found: Object) -> Iterable[Key]:
+def _relay_key(kind: Kind, found: Object) -> Key | None:
+    """Return the key of the relay, or of the subscription with a source, that an object belongs to."""
     metadata = found["metadata"]
-    namespace = metadata["namespace"]
-    if kind == RELAY:
-        return [(namespace, metadata["name"])]
     labels = metadata.get("labels") or {}
-    if kind == CONSUMER_POD:
-        return [consumer_key(namespace, name)] if (name := labels.get(SUBSCRIPTION_LABEL)) else []
-    if kind == SUBSCRIPTION and has_source(found):
-        return [consumer_key(namespace, metadata["name"])]
-    name = relay_of(found) if kind == SUBSCRIPTION else labels.get(RELAY_LABEL)
-    return [(namespace, name)] if name else []
-
-
-def consumer_key(namespace: str, subscription: str) -> Key:
-    """Return the key of a subscription with a source."""
-    return namespace, f"{_CONSUMER}{subscription}"
+    if kind == RELAY:
+        name = metadata["name"]
+    elif kind == SUBSCRIPTION:
+        name = _CONSUMER + metadata["name"] if has_source(found) else relay_of(found)
+    elif kind == CONSUMER_POD:
+        name = _CONSUMER + labels[SUBSCRIPTION_LABEL] if labels.get(SUBSCRIPTION_LABEL) else None
+    else:
+        name = labels.get(RELAY_LABEL)
+    return (metadata["namespace"], name) if name else None
 
 
 def is_consumer(key: Key) -> bool:

@@ -15,18 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mailboat_operator.controller.cache import ResourceCache, essence
-from mailboat_operator.kube.client import (
-    CONFIG_MAP,
-    Forbidden,
-    Invalid,
-    Key,
-    Kind,
-    Kube,
-    KubeError,
-    NotFound,
-    Object,
-    ServerFailed,
-)
+from mailboat_operator.kube.client import CONFIG_MAP, Key, Kind, Kube, Object
+from mailboat_operator.kube.errors import Forbidden, Invalid, KubeError, NotFound, ServerFailed
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.resources import CHILD_KINDS, Owner, owner_of
 from mailboat_operator.resources.pod import child_name
@@ -65,11 +55,9 @@ class ApplyResult:
     def blocker(self) -> Blocker | None:
         """The blocker that others must remove: a taken name, else an invalid child, else a forbidden one."""
         if taken := self._errors(NameTaken):
-            message = (
-                f'{" and ".join(taken)} "{self.child}" exists and is not Mailboat\'s, so it is left alone: rename this '
-                "OutboxRelay, or remove that object."
-            )
-            return Blocker(Reason.NAME_TAKEN, message)
+            remedy = "rename this OutboxRelay, or remove that object."
+            problem = f'{" and ".join(taken)} "{self.child}" exists and is not Mailboat\'s, so it is left alone'
+            return Blocker(Reason.NAME_TAKEN, f"{problem}: {remedy}")
         if invalid := self._errors(Invalid):
             return Blocker(Reason.INVALID_SPEC, f"The API server refuses what spec leads to: {'; '.join(invalid)}")
         forbidden = self._errors(Forbidden)
@@ -87,8 +75,6 @@ def forbidden_blocker(error: str) -> Blocker:
 
 @dataclass(slots=True)
 class ChildApplier:
-    """Children of all relays, with the result of the last apply per child."""
-
     kube: Kube
     cache: ResourceCache
     metrics: Metrics
@@ -107,8 +93,7 @@ class ChildApplier:
 
     async def find(self, kind: Kind, key: Key) -> Object | None:
         """Return the child as it is. If the cache has none, query the server: the child may only lack its label."""
-        cached = self.cache.child(kind, key)
-        if cached is not None:
+        if (cached := self.cache.child(kind, key)) is not None:
             return cached
         try:
             return await self.kube.get(kind, key[0], child_name(key[1]))

@@ -21,14 +21,6 @@ from mailboat_spec.consumer_report import ConsumerReport
 
 
 @dataclass(slots=True)
-class _Pod:
-    created: str
-    """Creation time, as Kubernetes writes it."""
-    count: int | None
-    """Count in the last answer; None if it is unknown how much of it is already in the total."""
-
-
-@dataclass(slots=True)
 class RestartTotal:
     """Total of a counter of one subscription across restarts: each consumer counts from its start."""
 
@@ -37,8 +29,10 @@ class RestartTotal:
     youngest: str | None = None
     """Creation time of the newest pod seen before this operator's first poll or removed since. Only a pod created later
     is certainly new; an older one may reappear (a label removed and added again)."""
-    pods: dict[str, _Pod] = field(default_factory=dict)
-    """By pod uid."""
+    created: Mapping[str, str] = field(default_factory=dict)
+    """Creation times of the existing pods, by uid, as Kubernetes writes them."""
+    last: dict[str, int | None] = field(default_factory=dict)
+    """Last counts of these pods; None if it is unknown how much of it is already in the total."""
 
     def count(self, counts: Mapping[str, int], existing: Mapping[str, str]) -> int:
         """Return the new total.
@@ -50,23 +44,21 @@ class RestartTotal:
         the total is 0. A count that decreased means a new process.
         """
         youngest = max(existing.values(), default="") if self.youngest is None else self.youngest
-        gone = [self.pods.pop(pod).created for pod in self.pods.keys() - existing.keys()]
-        self.youngest = max([youngest, *gone])
-        for pod in existing.keys() - self.pods.keys():
-            new = self.total == 0 or existing[pod] > self.youngest
-            self.pods[pod] = _Pod(existing[pod], count=0 if new else None)
+        self.youngest = max([youngest, *(at for pod, at in self.created.items() if pod not in existing)])
+        for pod in existing.keys() - self.created.keys():
+            self.last[pod] = 0 if self.total == 0 or existing[pod] > self.youngest else None
+        self.created = existing
+        self.last = {pod: self.last[pod] for pod in existing}
         for pod, now in counts.items():
-            entry = self.pods[pod]
-            previous = now if entry.count is None else entry.count
+            last = self.last[pod]
+            previous = now if last is None else last
             self.total += now - previous if now >= previous else now
-            entry.count = now
+            self.last[pod] = now
         return self.total
 
 
 @dataclass(slots=True)
 class Consumers:
-    """Reconcile loop body for all subscriptions with a source."""
-
     cache: ResourceCache
     client: RelayClient
     status_writer: StatusWriter

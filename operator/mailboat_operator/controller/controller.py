@@ -29,7 +29,8 @@ from mailboat_operator.controller.kopf_feed import KopfFeed
 from mailboat_operator.controller.reconcile import Reconciler
 from mailboat_operator.controller.status_writer import StatusWriter
 from mailboat_operator.controller.workqueue import Backoff, WorkQueue
-from mailboat_operator.kube.client import RELAY, SUBSCRIPTION, Conflict, Key, Kind, Kube, KubeError, Object
+from mailboat_operator.kube.client import RELAY, SUBSCRIPTION, Key, Kind, Kube
+from mailboat_operator.kube.errors import Conflict, KubeError
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import RelayClient
 from mailboat_operator.relays.reports import PollTimeouts
@@ -57,38 +58,33 @@ class ControllerSettings:
     """Seconds between two comparisons of the cache with full lists, independent of watch events."""
     backoff: Backoff = field(default_factory=Backoff)
 
-    @property
-    def timeouts(self) -> PollTimeouts:
-        return PollTimeouts(
-            silence=max(3 * self.status_interval, 3.0),
-            assignment=max(6 * self.status_interval, 5.0),
-            poll=max(2 * self.relay_timeout, 10.0),
-        )
-
 
 async def run_controller(kube: Kube, settings: ControllerSettings, signer: Signer, metrics: Metrics) -> None:
     """Run until cancelled. Raise only on errors that a retry can't resolve."""
     kube.on_request = metrics.on_request
     cache = ResourceCache()
+    timeouts = PollTimeouts(
+        silence=max(3 * settings.status_interval, 3.0),
+        assignment=max(6 * settings.status_interval, 5.0),
+        poll=max(2 * settings.relay_timeout, 10.0),
+    )
     async with RelayClient(signer, timeout=settings.relay_timeout) as client:
         status_writer = StatusWriter(kube, cache, metrics, settings.instance)
         reconciler = Reconciler(
             cache,
             ChildApplier(kube, cache, metrics, _BLOCKED_RETRY * settings.status_interval),
-            RelayStates(client, metrics, settings.timeouts),
+            RelayStates(client, metrics, timeouts),
             status_writer,
             signer,
             settings.image,
             settings.status_interval,
         )
-        consumers = Consumers(cache, client, status_writer, metrics, settings.timeouts, settings.status_interval)
+        consumers = Consumers(cache, client, status_writer, metrics, timeouts, settings.status_interval)
         await Controller(kube, settings, metrics, cache, reconciler, consumers).run()
 
 
 @dataclass(slots=True)
 class _WatchScope:
-    """One namespace, or all of them. No relay in it is reconciled before its lists are complete."""
-
     namespace: str | None
     unlisted: set[Kind] = field(default_factory=lambda: set(WATCHED))
     """Kinds that were not listed yet while their watch was open."""
@@ -116,7 +112,7 @@ class Controller:
     cache: ResourceCache
     reconciler: Reconciler
     consumers: Consumers
-    _queue: WorkQueue[Key] = field(init=False)
+    _queue: WorkQueue = field(init=False)
     _scopes: dict[str | None, _WatchScope] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,12 +137,6 @@ class Controller:
             self.metrics.queue.set_function(lambda: 0)
 
     # ---- events of the feed ----------------------------------------------------------------------------------------
-
-    def object_updated(self, kind: Kind, found: Object) -> None:
-        self.cache.store(kind, found)
-
-    def object_deleted(self, kind: Kind, deleted: Object) -> None:
-        self.cache.remove(kind, deleted)
 
     def watch_opened(self, kind: Kind, namespace: str | None) -> None:
         scope = self._scopes[namespace]
@@ -175,7 +165,7 @@ class Controller:
         for attempt in itertools.count():
             try:
                 await self._until_served()
-                await KopfFeed(self.kube, self.settings.namespaces, kinds, self).run()
+                await KopfFeed(self.kube, self.settings.namespaces, kinds, self.cache, self).run()
             except Exception as error:
                 delay = self.settings.backoff.delay(attempt)
                 extra = {"error": str(error) or repr(error), "seconds": round(delay, 1)}

@@ -25,6 +25,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
@@ -32,7 +33,8 @@ import aiohttp
 import kopf
 from yarl import URL
 
-from mailboat_operator.kube.client import ClosableConnections, Kind, Kube, Object
+from mailboat_operator.controller.cache import ResourceCache
+from mailboat_operator.kube.client import ClosableConnections, Kind, Kube
 
 _STOP_WITHIN: Final = 2.0
 """Seconds to wait for kopf's thread at shutdown. Best effort: kopf only reads, so a late exit does no harm."""
@@ -46,13 +48,7 @@ outside the main thread on purpose."""
 
 
 class FeedListener(Protocol):
-    """Receiver of the feed. All methods are called in the operator's event loop."""
-
-    def object_updated(self, kind: Kind, found: Object) -> None:
-        """Receive an object that was listed, created or changed."""
-
-    def object_deleted(self, kind: Kind, deleted: Object) -> None:
-        """Receive the last version of an object that was deleted or left the selection."""
+    """Listener for the requests of kopf. All methods are called in the operator's event loop."""
 
     def watch_opened(self, kind: Kind, namespace: str | None) -> None:
         """A list of this kind is complete, and a watch continues from its version."""
@@ -73,10 +69,18 @@ class _EndlessBackoff:
 class KopfFeed:
     """One run of kopf. It opens one watch per resource, so no two kinds may have the same."""
 
-    def __init__(self, kube: Kube, namespaces: Sequence[str], kinds: Sequence[Kind], listener: FeedListener) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        namespaces: tuple[str, ...],
+        kinds: Sequence[Kind],
+        cache: ResourceCache,
+        listener: FeedListener,
+    ) -> None:
         self._kube = kube
-        self._namespaces = tuple(namespaces)
+        self._namespaces = namespaces
         self._kinds = kinds
+        self._cache = cache
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._stop = threading.Event()
@@ -93,22 +97,22 @@ class KopfFeed:
 
     async def run(self) -> None:
         """Run until cancelled. Raise if kopf ends by itself, which it should not."""
-        ended: asyncio.Future[None] = self._loop.create_future()
+        ended: Future[None] = Future()
+        ended.set_running_or_notify_cancel()  # so that the thread can end after a cancellation, too
 
         def work() -> None:
             try:
                 asyncio.run(self._operator())
-                outcome: BaseException = RuntimeError("kopf ended by itself")
+                raise RuntimeError("kopf ended by itself")
             except BaseException as error:
-                outcome = error
-            self._call(_fail, ended, outcome)
+                ended.set_exception(error)
 
         for name in _REPLACED_LOGS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         thread = threading.Thread(target=work, name="kopf", daemon=True)
         thread.start()
         try:
-            await ended
+            await asyncio.wrap_future(ended)
         finally:
             self._stop.set()
             await asyncio.shield(asyncio.to_thread(thread.join, _STOP_WITHIN))
@@ -163,8 +167,7 @@ class KopfFeed:
 
     def _handler(self, kind: Kind) -> Any:
         async def handle(event: Any, **_: Any) -> None:
-            deleted = event["type"] == "DELETED"
-            receive = self._listener.object_deleted if deleted else self._listener.object_updated
+            receive = self._cache.remove if event["type"] == "DELETED" else self._cache.store
             # kopf passes views on dicts, and listed items lack apiVersion and kind.
             self._call(receive, kind, {"apiVersion": kind.api_version, "kind": kind.name, **dict(event["object"])})
 
@@ -223,8 +226,3 @@ class KopfFeed:
             if kind.selector:
                 settings.watching.label_selectors[kind.api_version, kind.plural] = kind.selector
         return settings
-
-
-def _fail(ended: asyncio.Future[None], outcome: BaseException) -> None:
-    if not ended.done():
-        ended.set_exception(outcome)

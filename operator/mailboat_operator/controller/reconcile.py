@@ -15,38 +15,15 @@ from typing import Final
 from mailboat_operator.controller.cache import ResourceCache
 from mailboat_operator.controller.children import ChildApplier, forbidden_blocker
 from mailboat_operator.controller.status_writer import StatusWriter
-from mailboat_operator.kube.client import (
-    CONFIG_MAP,
-    POD,
-    RELAY,
-    SUBSCRIPTION,
-    Forbidden,
-    Key,
-    Kind,
-    KubeError,
-    Object,
-    Throttled,
-)
-from mailboat_operator.relays.observation import (
-    Observation,
-    ObservedSubscription,
-    SubscriptionParser,
-    find_last_valid_form,
-    parse_relay,
-    parse_subscription,
-)
+from mailboat_operator.kube.client import CONFIG_MAP, POD, RELAY, SUBSCRIPTION, Key, Kind, Object
+from mailboat_operator.kube.errors import Forbidden, KubeError, Throttled
+from mailboat_operator.relays import observation
+from mailboat_operator.relays.observation import Observation, ObservedSubscription, SubscriptionParser
 from mailboat_operator.relays.reports import Answer, partitions_of
 from mailboat_operator.relays.signing_keys import Signer
 from mailboat_operator.relays.state import RelayStates
-from mailboat_operator.resources import CHILD_KINDS, Owner, desired, owner_of
-from mailboat_operator.resources.configmap import (
-    Configuration,
-    all_paused,
-    configuration_in,
-    next_configuration,
-    raw_item,
-    too_large,
-)
+from mailboat_operator.resources import CHILD_KINDS, Owner, configmap, desired, owner_of
+from mailboat_operator.resources.configmap import Configuration, next_configuration
 from mailboat_operator.resources.pod import RelayImage
 from mailboat_operator.status.conditions import Blocker, EventNote
 from mailboat_operator.status.subscription import SubscriptionFacts, subscription_status
@@ -64,17 +41,13 @@ _STUCK: Final = 5
 class Result:
     blocker: Blocker | None = None
     blocked: Collection[Kind] = ()
-    """Kinds of children that are not in the desired state."""
     version: int = 0
     """Version of the configuration that relays should run."""
     settled: bool = True
-    """True if no push and no partition move is in flight."""
 
 
 @dataclass(slots=True)
 class Reconciler:
-    """Reconcile loop body for all relays."""
-
     cache: ResourceCache
     children: ChildApplier
     relays: RelayStates
@@ -111,10 +84,10 @@ class Reconciler:
     # ---- observe ---------------------------------------------------------------------------------------------------
 
     async def _observe(self, key: Key, found: Object) -> Observation:
-        relay, problem = parse_relay(found)
+        relay, problem = observation.parse_relay(found)
         live = await self.children.find(CONFIG_MAP, key)
         own = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OWN
-        written = await asyncio.to_thread(configuration_in, live) if own else None
+        written = await asyncio.to_thread(configmap.configuration_in, live) if own else None
         pods = self.cache.pods_of(key)
         polled = [pod for pod in pods if pod.has_relay and not pod.finished]
         answers = await self.relays.poll(key, polled, partitions_of(self.cache.subscriptions_of(key)))
@@ -134,11 +107,11 @@ class Reconciler:
         if parsed.subscription is not None:
             return parsed
         pushed = self.relays.pushed_config(key)
-        form, lost = find_last_valid_form(parsed.found, "/".join(key), written, pushed, answers)
+        form, lost = observation.find_last_valid_form(parsed.found, "/".join(key), written, pushed, answers)
         if form is None:
             return replace(parsed, lost=lost)
-        subscription = parse_subscription(form).subscription
-        return replace(parsed, subscription=subscription, item=raw_item(form), last_valid=form)
+        subscription = observation.parse_subscription(form).subscription
+        return replace(parsed, subscription=subscription, item=configmap.raw_item(form), last_valid=form)
 
     def _still_exists(self, key: Key, found: Object) -> bool:
         """Return whether the relay resource still exists after the status calls, which take time.
@@ -207,11 +180,9 @@ class Reconciler:
         Kubernetes removes the children of a deleted relay. Application pods with its sidecars stay, and only the
         operator can notify them.
         """
-        no_such_relay = EventNote(
-            True,
-            Reason.RELAY_NOT_FOUND,
-            f'There is no OutboxRelay "{key[1]}" in this namespace: create it, then restart this pod to get its relay.',
-        )
+        remedy = "create it, then restart this pod to get its relay."
+        problem = f'There is no OutboxRelay "{key[1]}" in this namespace: {remedy}'
+        no_such_relay = EventNote(True, Reason.RELAY_NOT_FOUND, problem)
         for pod in self.cache.pods_of(key):
             if pod.lacks_sidecar:
                 regarding = {"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}}
@@ -222,7 +193,7 @@ class Reconciler:
                 name=f"{key[0]}/{found['metadata']['name']}",
                 generation=found["metadata"].get("generation", 0),
                 before=found.get("status") or {},
-                subscription=parse_subscription(found).subscription,
+                subscription=observation.parse_subscription(found).subscription,
                 relay="/".join(key),
                 relay_exists=False,
             )
@@ -234,9 +205,9 @@ class Reconciler:
         live = self.cache.child(CONFIG_MAP, key)
         # A ConfigMap without an owner was orphaned on purpose, so that relays keep running with it.
         orphaned = live is not None and owner_of(live, key[1], "") is not Owner.PREDECESSOR
-        before = self.relays.pushed_config(key) or await asyncio.to_thread(configuration_in, live)
+        before = self.relays.pushed_config(key) or await asyncio.to_thread(configmap.configuration_in, live)
         if pods and before is not None and not orphaned:
-            paused = await asyncio.to_thread(all_paused, before, _now_ms())
+            paused = await asyncio.to_thread(configmap.all_paused, before, _now_ms())
             answers = await self.relays.poll(key, pods, {})
             pushed = await self.relays.push_config(key, answers, paused)
             behind = pushed.behind or any(answer.report is None for answer in answers)
@@ -248,7 +219,7 @@ class Reconciler:
 def _next_configuration(observed: Observation, relay: OutboxRelay) -> tuple[Configuration, str]:
     """Return the desired configuration, and why it can't be stored (empty if it can). Takes a while if large."""
     made = next_configuration(relay, observed.items, observed.configuration, _now_ms(), observed.version_in_use)
-    return made, too_large(made, relay.metadata.name)
+    return made, configmap.too_large(made, relay.metadata.name)
 
 
 def _now_ms() -> int:

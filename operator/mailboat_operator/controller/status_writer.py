@@ -14,19 +14,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from mailboat_operator.controller.cache import ResourceCache
-from mailboat_operator.kube.client import (
-    DEPLOYMENT,
-    EVENT,
-    RELAY,
-    SUBSCRIPTION,
-    Key,
-    Kind,
-    Kube,
-    KubeError,
-    NotFound,
-    Object,
-    Throttled,
-)
+from mailboat_operator.kube.client import DEPLOYMENT, EVENT, RELAY, SUBSCRIPTION, Key, Kind, Kube, Object
+from mailboat_operator.kube.errors import KubeError, NotFound, Throttled
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.observation import Observation, ObservedSubscription
 from mailboat_operator.resources.pod import sink_secrets
@@ -51,13 +40,10 @@ _BEFORE_RELAYS: Final = frozenset({Reason.CONFIGURATION_HELD, Reason.PROGRESSING
 
 @dataclass(slots=True)
 class StatusWriter:
-    """Status writer for all resources."""
-
     kube: Kube
     cache: ResourceCache
     metrics: Metrics
     instance: str
-    """Reporting instance of Kubernetes events."""
     _written: dict[str, float] = field(default_factory=dict, init=False)
     """Time of the last status write, by uid."""
     _sent: dict[tuple[str, EventNote], float] = field(default_factory=dict, init=False)
@@ -87,8 +73,8 @@ class StatusWriter:
         found = observed.found
         status = relay_status(observed, blocker, self.cache.child(DEPLOYMENT, observed.key), now)
         await self.write_status(RELAY, found, status)
-        await self.write_events(RELAY, found, overdue(status["conditions"], now))
-        await self.write_events(RELAY, found, database_changed(found.get("status") or {}, status))
+        notes = [*overdue(status["conditions"], now), *database_changed(found.get("status") or {}, status)]
+        await self.write_events(RELAY, found, notes)
 
     async def _write_subscription(
         self, observed: Observation, each: ObservedSubscription, now: datetime, *, behind: bool

@@ -1,17 +1,15 @@
 """Work queue of keys with due times. Each key is queued at most once and never processed twice at the same time.
 
-A key added while it is being processed is due again afterwards, since the state read may be outdated. A failed key is
-retried with growing back-off and jitter, until it succeeds once.
+The states of a key are in the docstring of ``controller``.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
-K = TypeVar("K", bound=Hashable)
+from mailboat_operator.kube.client import Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,43 +27,39 @@ class Backoff:
         return plain * (1 + self.jitter * random.uniform(-1, 1))
 
 
-class WorkQueue(Generic[K]):
+class WorkQueue:
     """Work queue for one event loop. Not thread-safe."""
 
-    def __init__(self, backoff: Backoff | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._backoff = backoff or Backoff()
+    def __init__(self, backoff: Backoff, clock: Callable[[], float] = time.monotonic) -> None:
+        self._backoff = backoff
         self._clock = clock
-        self._due: dict[K, float] = {}
-        self._busy: set[K] = set()
-        self._failures: dict[K, int] = {}
+        self._due: dict[Key, float] = {}
+        self._busy: set[Key] = set()
+        self._failures: dict[Key, int] = {}
         self._changed = asyncio.Event()
-
-    def __len__(self) -> int:
-        return len(self._due)
 
     def waiting(self) -> int:
         """Return the number of due keys that are not being processed. Keys due later do not count."""
         now = self._clock()
         return sum(due <= now and key not in self._busy for key, due in self._due.items())
 
-    def add(self, key: K, delay: float = 0.0) -> None:
+    def add(self, key: Key, delay: float = 0.0) -> None:
         """Queue a key, due after ``delay`` seconds or at its existing due time, whichever is earlier."""
         due = self._clock() + delay
         if key not in self._due or due < self._due[key]:
             self._due[key] = due
             self._changed.set()
 
-    async def next(self) -> K:
+    async def next(self) -> Key:
         """Wait for a due key that is not being processed, and return the one due longest."""
         while True:
-            free = [(due, key) for key, due in self._due.items() if key not in self._busy]
-            soonest = min(free, key=lambda each: each[0], default=None)
-            wait = None if soonest is None else soonest[0] - self._clock()
+            free = {key: due for key, due in self._due.items() if key not in self._busy}
+            soonest = min(free, key=free.__getitem__, default=None)
+            wait = None if soonest is None else free[soonest] - self._clock()
             if soonest is not None and wait is not None and wait <= 0:
-                key = soonest[1]
-                del self._due[key]
-                self._busy.add(key)
-                return key
+                del self._due[soonest]
+                self._busy.add(soonest)
+                return soonest
             self._changed.clear()
             try:
                 # Not wait_for: a cancellation that coincides with the event would be lost (Python 3.11).
@@ -74,24 +68,21 @@ class WorkQueue(Generic[K]):
             except TimeoutError:
                 pass
 
-    def succeeded(self, key: K, requeue_after: float | None = None) -> None:
-        """Mark a key as done; optionally queue it again after a delay."""
+    def succeeded(self, key: Key, requeue_after: float | None = None) -> None:
         self._failures.pop(key, None)
         self._release(key)
         if requeue_after is not None:
             self.add(key, requeue_after)
 
-    def failed(self, key: K, retry_after: float | None = None) -> float:
+    def failed(self, key: Key, retry_after: float | None = None) -> float:
         """Requeue a failed key and return the delay in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         delay = max(self._backoff.delay(failures), retry_after or 0.0)
+        self._due[key] = self._clock() + delay  # an add during processing does not shorten the back-off
         self._release(key)
-        # An add during processing does not shorten the back-off.
-        self._due[key] = self._clock() + delay
-        self._changed.set()
         return delay
 
-    def _release(self, key: K) -> None:
+    def _release(self, key: Key) -> None:
         self._busy.discard(key)
         self._changed.set()

@@ -6,7 +6,6 @@ Nothing here decides, waits or retries: back-off is up to the caller, and ``retr
 
 import asyncio
 import base64
-import binascii
 import json
 import socket
 import ssl
@@ -22,16 +21,8 @@ from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
-from mailboat_spec.names import (
-    API_VERSION,
-    FIELD_MANAGER,
-    MANAGED_BY,
-    MANAGED_BY_LABEL,
-    RELAY_LABEL,
-    RELAY_PLURAL,
-    SUBSCRIPTION_LABEL,
-    SUBSCRIPTION_PLURAL,
-)
+from mailboat_operator.kube.errors import ApiUnavailable, NoCluster, NotFound, answer_error
+from mailboat_spec import names
 
 Object = dict[str, Any]
 """An object of the API, as JSON."""
@@ -48,8 +39,6 @@ _CHECK_EVERY: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object and its API path."""
-
     api_version: str
     name: str
     plural: str
@@ -63,16 +52,16 @@ class Kind:
         return "/".join((root, self.api_version, *steps))
 
 
-_CHILDREN: Final = f"{RELAY_LABEL},{MANAGED_BY_LABEL}={MANAGED_BY}"
-RELAY: Final = Kind(API_VERSION, "OutboxRelay", RELAY_PLURAL)
-SUBSCRIPTION: Final = Kind(API_VERSION, "EventSubscription", SUBSCRIPTION_PLURAL)
+_CHILDREN: Final = f"{names.RELAY_LABEL},{names.MANAGED_BY_LABEL}={names.MANAGED_BY}"
+RELAY: Final = Kind(names.API_VERSION, "OutboxRelay", names.RELAY_PLURAL)
+SUBSCRIPTION: Final = Kind(names.API_VERSION, "EventSubscription", names.SUBSCRIPTION_PLURAL)
 DEPLOYMENT: Final = Kind("apps/v1", "Deployment", "deployments", _CHILDREN)
 CONFIG_MAP: Final = Kind("v1", "ConfigMap", "configmaps", _CHILDREN)
 SERVICE: Final = Kind("v1", "Service", "services", _CHILDREN)
 SERVICE_ACCOUNT: Final = Kind("v1", "ServiceAccount", "serviceaccounts", _CHILDREN)
 DISRUPTION_BUDGET: Final = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", _CHILDREN)
-POD: Final = Kind("v1", "Pod", "pods", RELAY_LABEL)
-CONSUMER_POD: Final = Kind("v1", "Pod", "pods", SUBSCRIPTION_LABEL)
+POD: Final = Kind("v1", "Pod", "pods", names.RELAY_LABEL)
+CONSUMER_POD: Final = Kind("v1", "Pod", "pods", names.SUBSCRIPTION_LABEL)
 SECRET: Final = Kind("v1", "Secret", "secrets")
 EVENT: Final = Kind("events.k8s.io/v1", "Event", "events")
 LEASE: Final = Kind("coordination.k8s.io/v1", "Lease", "leases")
@@ -81,64 +70,6 @@ MUTATING_WEBHOOK: Final = Kind(
 )
 _VERSION: Final = Kind("", "Version", "version")
 _GROUPS: Final = Kind("", "APIGroup", "apis")
-
-
-class KubeError(Exception):
-    """A request to the API server failed.
-
-    - ``NotFound``: the object does not exist (404).
-    - ``Conflict``: another writer was faster (409); read again.
-    - ``Invalid``: the object is invalid (400, 413, 415, 422, or 500 if server-side apply finds a field that its schema
-      lacks or that has another type); a retry will not help.
-    - ``Forbidden``: the operator lacks a permission (401, 403); a person has to grant it.
-    - ``Throttled``: too many requests (429); retry after ``retry_after``.
-    - ``ApiUnavailable``: no answer; retry.
-    - ``ServerFailed``: a 5xx answer. It may affect this request only (a third-party admission webhook is down).
-    """
-
-    def __init__(self, message: str, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
-
-
-class NotFound(KubeError): ...
-
-
-class Conflict(KubeError): ...
-
-
-class Invalid(KubeError): ...
-
-
-class Forbidden(KubeError): ...
-
-
-class Throttled(KubeError): ...
-
-
-class ApiUnavailable(KubeError): ...
-
-
-class ServerFailed(ApiUnavailable): ...
-
-
-class NoCluster(KubeError):
-    """No cluster is configured: neither a service account nor a kubeconfig."""
-
-
-_BY_CODE: Final[Mapping[int, type[KubeError]]] = {
-    400: Invalid,
-    401: Forbidden,
-    403: Forbidden,
-    404: NotFound,
-    409: Conflict,
-    413: Invalid,
-    415: Invalid,
-    422: Invalid,
-    429: Throttled,
-}
-_WRONG_TYPE: Final = "failed to create typed patch object"
-"""In the answer of server-side apply to an object that does not fit its schema. Its status code is 500."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,15 +128,13 @@ class ClosableConnections:
 
 
 class Kube:
-    """A connection to one API server."""
-
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration
         self._client = ApiClient(configuration)
         self._connections = ClosableConnections()
         connector = self._connections.connector(self._client.rest_client.ssl_context)
         configuration.client_session_kwargs = {"connector": connector}  # read with the first request
-        self._client.user_agent = FIELD_MANAGER
+        self._client.user_agent = names.FIELD_MANAGER
         self.on_request: Callable[[str, str, str], None] = lambda verb, plural, code: None
         """Callback for every request: verb, plural, status code (or ``error``)."""
 
@@ -260,9 +189,8 @@ class Kube:
         while True:
             page = await self._json("GET", kind, kind.path(namespace), query, verb="list")
             metadata = page["metadata"]
-            for item in page.get("items") or ():
-                # Items of a list lack apiVersion and kind; a single object needs them.
-                items.append({"apiVersion": kind.api_version, "kind": kind.name, **item})
+            # Items of a list lack apiVersion and kind; a single object needs them.
+            items += [{"apiVersion": kind.api_version, "kind": kind.name, **each} for each in page.get("items") or ()]
             if not (token := metadata.get("continue")):
                 return Listed(tuple(items), str(metadata["resourceVersion"]))
             query["continue"] = token
@@ -270,25 +198,25 @@ class Kube:
     async def apply(self, kind: Kind, body: Object) -> Object:
         """Apply server-side, with force: the operator becomes owner of all fields in ``body``."""
         path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"])
-        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
         return await self._json("PATCH", kind, path, query, body, "application/apply-patch+yaml", verb="apply")
 
     async def create(self, kind: Kind, body: Object, *, dry_run: bool = False) -> Object:
         """Create an object. With ``dry_run`` the server only validates it and stores nothing."""
-        query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
+        query = {"fieldManager": names.FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
         return await self._json("POST", kind, kind.path(body["metadata"].get("namespace")), query, body)
 
     async def replace(self, kind: Kind, body: Object) -> Object:
         """Replace an object. With a ``resourceVersion`` in the body, raise ``Conflict`` if it was written since."""
         metadata = body["metadata"]
         path = kind.path(metadata.get("namespace"), metadata["name"])
-        return await self._json("PUT", kind, path, {"fieldManager": FIELD_MANAGER}, body)
+        return await self._json("PUT", kind, path, {"fieldManager": names.FIELD_MANAGER}, body)
 
     async def patch(
         self, kind: Kind, namespace: str | None, name: str, body: Object, subresource: str | None = None
     ) -> Object:
         """Merge-patch an object: null removes a field, a list replaces a list."""
-        path, query = kind.path(namespace, name, subresource), {"fieldManager": FIELD_MANAGER}
+        path, query = kind.path(namespace, name, subresource), {"fieldManager": names.FIELD_MANAGER}
         return await self._json("PATCH", kind, path, query, body, "application/merge-patch+json")
 
     async def patch_status(self, kind: Kind, found: Object, status: Object) -> Object:
@@ -308,17 +236,12 @@ class Kube:
         await self._json("DELETE", kind, kind.path(namespace, name), None, body)
 
     async def read_secret(self, namespace: str, name: str) -> SecretContent | None:
-        """Read a Secret, without unreadable entries; None if it does not exist."""
+        """Read a Secret; None if it does not exist. The API server guarantees valid base64."""
         try:
             secret = await self.get(SECRET, namespace, name)
         except NotFound:
             return None
-        data = {}
-        for key, value in (secret.get("data") or {}).items():
-            try:
-                data[key] = base64.b64decode(value, validate=True)
-            except (binascii.Error, ValueError, TypeError):
-                continue
+        data = {key: base64.b64decode(value or "") for key, value in (secret.get("data") or {}).items()}
         return SecretContent(data, secret)
 
     async def write_secret(
@@ -329,7 +252,7 @@ class Kube:
         if before is not None:
             await self.replace(SECRET, {**before.object, "data": encoded})
             return
-        metadata = {"name": name, "namespace": namespace, "labels": {MANAGED_BY_LABEL: MANAGED_BY}}
+        metadata = {"name": name, "namespace": namespace, "labels": {names.MANAGED_BY_LABEL: names.MANAGED_BY}}
         body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": encoded}
         await self.create(SECRET, body)
 
@@ -361,19 +284,4 @@ class Kube:
         self.on_request(verb, kind.plural, str(response.status))
         if response.status < 300:
             return answer
-        raise _error(response.status, f"{method} {path}: {_message(text)}", response.headers.get("Retry-After"))
-
-
-def _error(code: int, message: str, retry_after: str | None) -> KubeError:
-    seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
-    wrong_type = code == 500 and _WRONG_TYPE in message
-    kind = Invalid if wrong_type else _BY_CODE.get(code, ServerFailed)
-    return kind(f"{message} ({code})", seconds)
-
-
-def _message(text: str) -> str:
-    """Return the message of a Status, or the beginning of any other text (a proxy's error page)."""
-    try:
-        return str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError):
-        return text.strip()[:200] or "no reason given"
+        raise answer_error(f"{method} {path}", response.status, text, response.headers.get("Retry-After"))

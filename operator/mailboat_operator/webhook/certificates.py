@@ -11,22 +11,21 @@ no key can sign a second certificate. Three rules make a renewal invisible:
 - A certificate is renewed at half of its lifetime. The other half is the reserve if the leader can't renew.
 """
 
-from __future__ import annotations
-
 import base64
 import ipaddress
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from mailboat_operator.kube.client import MUTATING_WEBHOOK, Kube, NotFound, Object, SecretContent
+from mailboat_operator.kube.client import MUTATING_WEBHOOK, Kube, SecretContent
+from mailboat_operator.kube.errors import NotFound
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class CertificatePair:
     key: ec.EllipticCurvePrivateKey
 
     @classmethod
-    def parse(cls, certificate: bytes, key: bytes) -> CertificatePair:
+    def parse(cls, certificate: bytes, key: bytes) -> Self:
         """Parse PEM. Raises ``ValueError`` or ``TypeError`` if the two are unusable, or do not match."""
         private = serialization.load_pem_private_key(key, password=None)
         if not isinstance(private, ec.EllipticCurvePrivateKey):
@@ -64,7 +63,7 @@ class CertificatePair:
         return pair
 
     @classmethod
-    def create(cls, names: Iterable[str], now: datetime, lifetimes: Lifetimes) -> CertificatePair:
+    def create(cls, names: Iterable[str], now: datetime, lifetimes: Lifetimes) -> Self:
         key = ec.generate_private_key(ec.SECP256R1())
         # The serial number in the name distinguishes two generations: verifiers first find an issuer by name.
         serial = x509.random_serial_number()
@@ -101,7 +100,7 @@ class Certificates:
     """Trusted, and served after ``Lifetimes.settle``."""
 
     @classmethod
-    def parse(cls, data: Mapping[str, bytes]) -> Certificates | None:
+    def parse(cls, data: Mapping[str, bytes]) -> Self | None:
         """Parse the Secret's data; None if it is unusable, for whatever reason."""
         try:
             return cls(
@@ -217,13 +216,13 @@ class CertificateRotation:
             ) from error
         bundle = base64.b64encode(certificates.bundle_pem()).decode()
         webhooks = configuration.get("webhooks") or []
-        if all((each.get("clientConfig") or {}).get("caBundle") == bundle for each in webhooks):
+        if all(each["clientConfig"].get("caBundle") == bundle for each in webhooks):
             return False
         for each in webhooks:
-            each["clientConfig"] = {**(each.get("clientConfig") or {}), "caBundle": bundle}
+            each["clientConfig"]["caBundle"] = bundle
         # The patch replaces the whole list, so it is conditional on the version read.
-        version = configuration["metadata"]["resourceVersion"]
-        body: Object = {"metadata": {"resourceVersion": version}, "webhooks": webhooks}
+        metadata = {"resourceVersion": configuration["metadata"]["resourceVersion"]}
+        body = {"metadata": metadata, "webhooks": webhooks}
         await self.kube.patch(MUTATING_WEBHOOK, None, self.webhook_config, body)
         log.info("Updated caBundle", extra={"configuration": self.webhook_config})
         return True

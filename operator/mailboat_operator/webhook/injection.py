@@ -165,14 +165,9 @@ def sidecar_error(refusal: str) -> str | None:
     return re.sub(r"Invalid value: \{.*\}: ", "", reason)
 
 
-def left_out(*reasons: str) -> Injection:
-    """Answer without a sidecar, with the reasons."""
-    return Injection(Outcome.LEFT_OUT, warnings=tuple(map(_warning, reasons)))
-
-
-def failed(reason: str) -> Injection:
-    """Answer without a sidecar because of an error in the operator. The pod starts anyway."""
-    return Injection(Outcome.FAILED, warnings=(_warning(reason),))
+def left_out(*reasons: str, outcome: Outcome = Outcome.LEFT_OUT) -> Injection:
+    """Answer without a sidecar, with the reasons. The pod starts anyway."""
+    return Injection(outcome, warnings=tuple(map(_warning, reasons)))
 
 
 def _injected(pod: Pod, relay: OutboxRelay, secrets: Sequence[str], image: RelayImage) -> Injection:
@@ -229,15 +224,15 @@ def _port(pod: Pod) -> tuple[int | None, list[str]]:
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     used = {port.get("containerPort") for each in _containers(pod) for port in each.get("ports") or ()}
     port = chosen_port(annotations)
-    if port is not None and port in used and PORT_ANNOTATION in annotations:
-        without = "it starts without one. Choose another port, then restart the pod"
-        return None, [f"a container of the pod has port {port}, which {PORT_ANNOTATION} gives to the relay: {without}"]
-    free = port if port is not None and port not in used else next(each for each in _USUAL if each not in used)
+    if port is not None and port not in used:
+        return port, []
+    free = next(each for each in _USUAL if each not in used)
     if port is None:
         return free, [f"{PORT_ANNOTATION} is no port (1 to 65535): the relay listens on {free}"]
-    if free != port:
-        return free, [f"a container of the pod has port {port}: the relay listens on {free} ({PORT_ANNOTATION})"]
-    return free, []
+    if PORT_ANNOTATION in annotations:
+        without = "it starts without one. Choose another port, then restart the pod"
+        return None, [f"a container of the pod has port {port}, which {PORT_ANNOTATION} gives to the relay: {without}"]
+    return free, [f"a container of the pod has port {port}: the relay listens on {free} ({PORT_ANNOTATION})"]
 
 
 def _containers(pod: Pod) -> list[Any]:

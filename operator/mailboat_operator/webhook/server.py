@@ -20,31 +20,12 @@ from typing import Any, Final
 from aiohttp import web
 
 from mailboat_operator.http_server import Busy, Memory
-from mailboat_operator.kube.client import (
-    DEPLOYMENT,
-    RELAY,
-    SUBSCRIPTION,
-    ApiUnavailable,
-    Invalid,
-    Kube,
-    KubeError,
-    NotFound,
-    Object,
-    Throttled,
-)
+from mailboat_operator.kube.client import DEPLOYMENT, RELAY, SUBSCRIPTION, Kube, Object
+from mailboat_operator.kube.errors import ApiUnavailable, Invalid, KubeError, NotFound, Throttled
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.resources.pod import RelayImage
-from mailboat_operator.webhook.injection import (
-    Injection,
-    Outcome,
-    Sidecar,
-    failed,
-    inject,
-    left_out,
-    requested_relay,
-    sidecar_error,
-    trial,
-)
+from mailboat_operator.webhook import injection
+from mailboat_operator.webhook.injection import Injection, Outcome, Sidecar, inject, left_out, requested_relay
 
 log = logging.getLogger(__name__)
 
@@ -106,16 +87,16 @@ class Webhook:
                 timeout.reschedule(None)
                 return await self._reviewed(body, until - clock())
         except Busy:
-            return _refusal(503, "Too many reviews wait already.")
+            raise web.HTTPServiceUnavailable(text="Too many reviews wait already.\n") from None
         except TimeoutError:
-            return _refusal(408, "The review did not arrive in time, or waited too long.")
+            raise web.HTTPRequestTimeout(text="The review did not arrive in time, or waited too long.\n") from None
 
     async def _reviewed(self, body: bytes, within: float) -> web.Response:
         try:
             request = json.loads(body)["request"]
             uid = request["uid"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            return _refusal(400, "This is no AdmissionReview with a request.")
+            raise web.HTTPBadRequest(text="This is no AdmissionReview with a request.\n") from None
         with self._metrics.injection_seconds.time():
             answer = await self.answer(request, within)
         self._metrics.injections.labels(answer.outcome.value).inc()
@@ -133,7 +114,8 @@ class Webhook:
         except Exception as error:
             log.exception("Webhook failed, pod starts without its relay", extra=context)
             reason = "the API server did not answer in time" if isinstance(error, TimeoutError) else "an error"
-            return failed(f"the relay could not be added ({reason}; the operator's log says more). Restart the pod")
+            problem = f"the relay could not be added ({reason}; the operator's log says more). Restart the pod"
+            return left_out(problem, outcome=Outcome.FAILED)
         if answer.warnings:
             log.info("Injection: %s.", answer.outcome, extra={**context, "warnings": answer.warnings})
         return answer
@@ -148,10 +130,9 @@ class Webhook:
                 await asyncio.sleep(_RETRY_AFTER)
 
     async def _answer(self, request: Object) -> Injection:
-        pod = request.get("object")
-        if request.get("operation") != "CREATE" or not isinstance(pod, dict) or request.get("subResource"):
-            return Injection(Outcome.NOT_ASKED)
-        if (name := requested_relay(pod)) is None:
+        pod: Any = request.get("object")
+        is_creation = request.get("operation") == "CREATE" and not request.get("subResource") and isinstance(pod, dict)
+        if not is_creation or (name := requested_relay(pod)) is None:
             return Injection(Outcome.NOT_ASKED)
         namespace = str(request["namespace"])
         if self._namespaces and namespace not in self._namespaces:
@@ -178,9 +159,9 @@ class Webhook:
         if sidecar.mark in self._accepted:
             return None
         try:
-            await self._kube.create(DEPLOYMENT, trial(sidecar, namespace), dry_run=True)
+            await self._kube.create(DEPLOYMENT, injection.trial(sidecar, namespace), dry_run=True)
         except KubeError as error:
-            if isinstance(error, Invalid) and (reason := sidecar_error(str(error))) is not None:
+            if isinstance(error, Invalid) and (reason := injection.sidecar_error(str(error))) is not None:
                 log.info("Sidecar refused by the API server in a dry run", extra={"error": str(error)})
                 return reason
             log.warning("Dry run of a sidecar failed, sidecar injected", extra={"error": str(error)})
@@ -195,10 +176,6 @@ def answer_timeout(given: str | None) -> float:
     """Return the time limit for an answer. ``given``: timeout sent by the API server, such as ``10s``."""
     seconds = re.fullmatch(r"(\d{1,2})s", given or "")
     return _SHARE * min(int(seconds[1]), _LONGEST) if seconds else _ANSWER_WITHIN
-
-
-def _refusal(status: int, text: str) -> web.Response:
-    return web.Response(text=f"{text}\n", status=status)
 
 
 def _review_of(uid: str, answer: Injection) -> dict[str, Any]:

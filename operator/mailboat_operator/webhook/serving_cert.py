@@ -17,7 +17,8 @@ from typing import Final
 
 from cryptography import x509
 
-from mailboat_operator.kube.client import Kube, KubeError
+from mailboat_operator.kube.client import Kube
+from mailboat_operator.kube.errors import KubeError
 from mailboat_operator.webhook.certificates import CERTIFICATE, CERTIFICATE_KEY
 
 log = logging.getLogger(__name__)
