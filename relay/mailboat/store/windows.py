@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from typing import Final, NamedTuple
 
 from psycopg import Cursor, sql
@@ -32,17 +32,7 @@ from mailboat.errors import DatabaseUnavailable
 from mailboat.model import OutboxEvent
 from mailboat.store import parked_rows
 from mailboat.store.connection import Pipeline, PostgresConnection, Row, Server, refuse_other_server
-from mailboat.store.outbox_store import (
-    Advanced,
-    CursorGroup,
-    CursorKey,
-    Lease,
-    Measured,
-    Opened,
-    Settlement,
-    TickResult,
-    Window,
-)
+from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, Opened, Settlement, TickResult, Window
 from mailboat.store.queries import QueryCache, TailKind
 from mailboat.store.session_settings import BEGIN
 from mailboat.store.settings import StoreSettings
@@ -97,16 +87,14 @@ class Windows:
         if stores:
             self._unwritten.clear()
             self._stored_at = time.monotonic()
-        lost |= {settlement.lease.key for settlement in settlements} - settled.keys
+        lost |= {settlement.lease.key for settlement in settlements} - settled()
         opened: list[Opened] = []
-        advanced: list[Advanced] = []
         for found in windows:
-            lost |= {lease.key for lease in found.with_events} - settled.keys
-            if stored := tuple(lease for lease in found.with_events if lease.key in settled.keys):
+            lost |= {lease.key for lease in found.with_events} - settled()
+            if stored := tuple(lease for lease in found.with_events if lease.key in settled()):
                 opened.append(Opened(found.window, stored, found.events))
-            if found.without_events:
-                advanced.append(Advanced(found.window.window_snapshot, found.without_events))
-        return TickResult(frozenset(lost), tuple(opened), tuple(advanced), tuple(overflowing))
+        advanced = {lease: found.window.window_snapshot for found in windows for lease in found.without_events}
+        return TickResult(frozenset(lost), tuple(opened), advanced, tuple(overflowing))
 
     async def store_unwritten(self, link: PostgresConnection) -> None:
         """Store the progress of idle cursors, so that the next owner does not read the same events again."""
@@ -123,7 +111,7 @@ class Windows:
         measured: Sequence[Measured],
         *,
         stores: bool,
-    ) -> tuple[set[CursorKey], _Settled, list[_Found], list[CursorGroup]]:
+    ) -> tuple[set[CursorKey], Callable[[], set[CursorKey]], list[_Found], list[CursorGroup]]:
         if not self._partitions_loaded:
             self._load_partitions(pipeline)
         guard = pipeline.send(_SQL["guard"]) if server.pooled else None
@@ -147,12 +135,12 @@ class Windows:
         if durable:
             pipeline.wait()
             for settlement in durable:
-                if settlement.lease.key in settled.keys:
+                if settlement.lease.key in settled():
                     parked_rows.apply(pipeline, settlement)
         for found in windows:
             for lease in found.with_events:
                 self._unwritten.pop(lease, None)
-            self._unwritten.update(dict.fromkeys(found.without_events, found.window.window_snapshot))
+            self._unwritten |= dict.fromkeys(found.without_events, found.window.window_snapshot)
         stored = stores and self._store(pipeline, server.timeline)
         level = self._sync_level if any(found.with_events for found in windows) else "off"
         if durable:
@@ -163,8 +151,12 @@ class Windows:
 
     def _settle_and_open(
         self, pipeline: Pipeline, settlements: Sequence[Settlement], windows: Sequence[_Found], server: Server
-    ) -> _Settled:
-        """Settle, and open the windows, with one update of each cursor."""
+    ) -> Callable[[], set[CursorKey]]:
+        """Settle, and open the windows, with one update of each cursor.
+
+        The result, to be called after a wait, returns the cursors that were updated or, for settlements of parked
+        events only, locked.
+        """
         windowed = [s for s in settlements if s.window_snapshot is not None]
         parked_only = [s for s in settlements if s.window_snapshot is None]
         next_windows = {lease: found.window for found in windows for lease in found.with_events}
@@ -189,7 +181,7 @@ class Windows:
         if flagged:
             in_flight = {"epochs": [s.lease.epoch for s in flagged], "in_flight": [s.in_flight for s in flagged]}
             pipeline.send(_SQL["in_flight"], in_flight)
-        return _Settled(answers)
+        return cache(lambda: {CursorKey(*row[:2]) for answer in answers for row in answer.fetchall()})
 
     def _poll(self, pipeline: Pipeline, group: CursorGroup, server: Server, *, checks: bool = True) -> Cursor[Row]:
         """Send the query for events visible since ``settled_snapshot``, with the lease of the first member for all."""
@@ -291,16 +283,6 @@ class _Found:
     """True if any event became visible, matching or not."""
 
 
-@dataclass(frozen=True)
-class _Settled:
-    answers: Sequence[Cursor[Row]]
-
-    @cached_property
-    def keys(self) -> set[CursorKey]:
-        """Cursors that were updated or, for settlements of parked events only, locked."""
-        return {CursorKey(*row[:2]) for answer in self.answers for row in answer.fetchall()}
-
-
 class _Update(NamedTuple):
     """Parameters of `settle` for one cursor. The statement takes an array of each, named in the plural."""
 
@@ -320,16 +302,10 @@ class _Update(NamedTuple):
 def _settling(settlement: Settlement, following: Window | None) -> _Update:
     """Return the update of a settlement. ``following``: the next window of a cursor whose window closes."""
     window = settlement.window_snapshot
-    return _Update(
-        epoch=settlement.lease.epoch,
-        window_snapshot=window,
-        settled_snapshot=window if settlement.closes else None,
-        next_snapshot=following.window_snapshot if following is not None else None,
-        lowest_id=None,
-        highest_id=None,
-        position=settlement.position,
-        sequence=settlement.sequence,
-    )
+    settled_snapshot = window if settlement.closes else None
+    next_snapshot = following.window_snapshot if following is not None else None
+    progress = settlement.position, settlement.sequence
+    return _Update(settlement.lease.epoch, window, settled_snapshot, next_snapshot, None, None, *progress)
 
 
 def _opening(lease: Lease, window: Window) -> _Update:
