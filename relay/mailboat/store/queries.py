@@ -9,7 +9,7 @@ that selects the partitions of its members: a statement is composed and planned 
 subscriptions that reads together.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 from typing import Any, NamedTuple
@@ -92,10 +92,8 @@ def _texts(values: Iterable[str]) -> Predicate:
     return sql.Literal([value.replace("%", "%%") for value in values])
 
 
-def any_of(predicates: Mapping[int, Predicate]) -> Predicate:
-    if any(p is TRUE for p in predicates.values()):
-        return TRUE
-    return sql.SQL("({})").format(sql.SQL(" or ").join(predicates.values()))
+def any_of(predicates: Collection[Predicate]) -> Predicate:
+    return TRUE if TRUE in predicates else sql.SQL("({})").format(sql.SQL(" or ").join(predicates))
 
 
 def routes(predicates: Mapping[int, Predicate]) -> Predicate:
@@ -139,7 +137,7 @@ class ComposedQueries:
             for number, query in queries.items()
         }
         also_routes = sql.SQL("") if len(queries) == 1 else sql.SQL(", {}").format(routes(wanted))
-        self._parts = {**fixed, "also_routes": also_routes, "wanted": any_of(wanted)}
+        self._parts = {**fixed, "also_routes": also_routes, "wanted": any_of(wanted.values())}
         self.small_window = self._composed("small_window")
         self.late = self._composed("late")
         self.chunk_end = self._composed("chunk_end")

@@ -59,13 +59,6 @@ class WindowReads:
         def chunk(rows: Sequence[Row], reached: int, *, last: bool) -> Chunk:
             return Chunk(composed.fan_out(rows, keys), reached, last)
 
-        def bounded(rows: Sequence[Row], end: int, *, last: bool) -> Chunk:
-            """Build a chunk from a statement whose last column is the total number of events."""
-            events = [row[: composed.width] for row in rows]
-            if rows and len(rows) < rows[0][-1]:
-                return chunk(events, events[-1][0], last=False)
-            return chunk(events, end, last=last)
-
         where: dict[str, Any] = {
             "window_snapshot": window.window_snapshot,
             "after": after,
@@ -84,10 +77,18 @@ class WindowReads:
         reader, found = _query(pipeline, query, members, where)
         if reader is None:
             return lambda: chunk((), after, last=True)
-        if window.highest is None:
-            return lambda: bounded(events := found.fetchall(), events[-1][0] if events else after, last=True)
-        if after < walk_from:
-            return lambda: bounded(found.fetchall(), walk_from, last=False)
+        if query is not composed.chunk_end:
+
+            def bounded() -> Chunk:
+                """Build a chunk from a statement whose last column is the total number of events."""
+                rows = found.fetchall()
+                events = [row[: composed.width] for row in rows]
+                complete = not rows or len(rows) == rows[0][-1]
+                if complete and query is composed.late:
+                    return chunk(events, walk_from, last=False)
+                return chunk(events, events[-1][0] if events else after, last=complete)
+
+            return bounded
         where["epoch"] = reader.epoch
         reach, size, last = self._reach(pipeline, composed, found, where)
         if reach is None:
