@@ -79,7 +79,7 @@ async def renew(link: PostgresConnection) -> None:
 
 
 async def retire(link: PostgresConnection) -> None:
-    assert (await retire_removed(link, OUTBOX, "relay", [], ConfigVersion(2, "orders"))).retired == ("shop/all",)
+    assert await retire_removed(link, OUTBOX, "relay", [], ConfigVersion(2, "orders")) == (["shop/all"], [])
 
 
 async def lay_out(link: PostgresConnection) -> None:

@@ -204,10 +204,10 @@ class Connected:
         version = self.config.version
         try:
             while True:
-                retirement = await self.store.retire_removed(named, version)
-                for name in retirement.retired:
+                retired, awaited = await self.store.retire_removed(named, version)
+                for name in retired:
                     log.info("Subscription deleted; its progress is kept for 24 h", extra={"subscription": name})
-                if not retirement.awaited:
+                if not awaited:
                     return
                 await asyncio.sleep(_RETIRE_EVERY)
         except MailboatError as error:  # the session on the same connection fails too and is restarted

@@ -18,7 +18,7 @@ from collections.abc import Collection, Sequence
 from typing import Final, Self
 
 from mailboat.errors import DatabaseUnavailable, MailboatError
-from mailboat.store import parked_rows
+from mailboat.store import parked_rows, subscription_rows
 from mailboat.store.connection import PostgresConnection, UrlProvider
 from mailboat.store.leases import Leases
 from mailboat.store.outbox_store import (
@@ -39,16 +39,7 @@ from mailboat.store.outbox_store import (
 from mailboat.store.queries import QueryCache, SubscriptionQuery
 from mailboat.store.settings import RelayIdentity, StoreSettings
 from mailboat.store.sql import statements
-from mailboat.store.subscription_rows import (
-    UNCOUNTED,
-    ConfigVersion,
-    RetireResult,
-    declare,
-    owned_by_others,
-    probe_backlog,
-    refuse_foreign_cursors,
-    retire_removed,
-)
+from mailboat.store.subscription_rows import UNCOUNTED, ConfigVersion
 from mailboat.store.window_reads import WindowReads
 from mailboat.store.windows import Windows
 from mailboat_spec import EventSubscription, Notify, full_name
@@ -120,11 +111,13 @@ class PostgresStore:
         link = self._control if not self._joined else await self._connect("declare")
         try:
             declared = [
-                await declare(link, layout, each, may_lay_out=may_lay_out, config_version=config_version)
+                await subscription_rows.declare(
+                    link, layout, each, may_lay_out=may_lay_out, config_version=config_version
+                )
                 for each in subscriptions
             ]
             routes = {route.subscription.number: route for route in declared if route is not None}
-            await refuse_foreign_cursors(link, list(routes))
+            await subscription_rows.refuse_foreign_cursors(link, list(routes))
         finally:
             if link is not self._control:
                 await link.close()
@@ -139,13 +132,13 @@ class PostgresStore:
     def withdraw(self, number: int) -> None:
         self._serves -= {number}
 
-    async def owned_by_others(self, subscriptions: Sequence[EventSubscription], config_version: ConfigVersion) -> bool:
-        return await owned_by_others(
-            self._control, self._settings.layout.table, self._me.id, subscriptions, config_version
-        )
+    async def owned_by_others(self, subscriptions: Sequence[EventSubscription], version: ConfigVersion) -> bool:
+        outbox, me = self._settings.layout.table, self._me.id
+        return await subscription_rows.owned_by_others(self._control, outbox, me, subscriptions, version)
 
-    async def retire_removed(self, named: Collection[str], config_version: ConfigVersion) -> RetireResult:
-        return await retire_removed(self._control, self._settings.layout.table, self._me.id, named, config_version)
+    async def retire_removed(self, named: Collection[str], version: ConfigVersion) -> tuple[list[str], list[str]]:
+        outbox, me = self._settings.layout.table, self._me.id
+        return await subscription_rows.retire_removed(self._control, outbox, me, named, version)
 
     async def join(self) -> None:
         """Register this relay and reset its wake-ups."""
@@ -170,11 +163,10 @@ class PostgresStore:
         return await self._control.notified(timeout)
 
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
-        if not keys:
-            return []
-        await self._windows.store_unwritten(await self._link("work"))
+        work = await self._link("work")
+        await self._windows.store_unwritten(work)
         generations = {key: self._routes[key.subscription].subscription.generation for key in keys}
-        return await self._leases.claim(await self._link("work"), generations)
+        return await self._leases.claim(work, generations)
 
     async def renew(self, leases: Collection[Lease]) -> list[Cursor]:
         work = await self._link("work")
@@ -182,10 +174,9 @@ class PostgresStore:
         return await self._leases.renew(work, leases)
 
     async def release(self, leases: Collection[Lease]) -> None:
-        if leases:
-            work = await self._link("work")
-            await self._windows.store_unwritten(work)
-            await self._leases.release(work, leases)
+        work = await self._link("work")
+        await self._windows.store_unwritten(work)
+        await self._leases.release(work, leases)
 
     async def close_unused(self) -> None:
         await self._close("work")
@@ -203,9 +194,7 @@ class PostgresStore:
         async with self._measurements:
             link = await self._connect("measure", reads_windows=True)
             try:
-                return await link.read(
-                    lambda pipeline: self._reads.measure(pipeline, link.server, group), no_deadline=True
-                )
+                return await link.read(lambda reads: self._reads.measure(reads, link.server, group), no_deadline=True)
             finally:
                 await link.close()
 
@@ -249,7 +238,7 @@ class PostgresStore:
     async def backlog(self, subscription: int) -> Backlog:
         route, settings = self._routes[subscription], self._settings
         try:
-            return await probe_backlog(
+            return await subscription_rows.probe_backlog(
                 await self._link("probe"),
                 settings.layout,
                 subscription,

@@ -72,6 +72,9 @@ async def declare(
         "since_id": spec.start.position,
         "version": config_version.version,
         "relay_uid": config_version.relay_uid,
+        "latest": spec.start.from_.value == "Latest",
+        "system_identifier": link.server.system_identifier,
+        "timeline": link.server.timeline,
         **_GRACE,
     }
     before = await unsettled_range(link, layout, parameters) if may_lay_out else None
@@ -96,16 +99,8 @@ async def declare(
                 log.info("Subscription was created again and continues", extra={"subscription": name})
             await cursor.execute(_SQL["redeclare"], {**parameters, "id": number, "uid": parameters["uid"] or uid})
             (state,) = await cursor.fetchone() or (state,)
-        await cursor.execute(
-            sql.SQL(_SQL["create_cursors"]).format(rows=layout.rows),
-            {
-                "id": number,
-                "partitions": partitions,
-                "latest": spec.start.from_.value == "Latest",
-                "system_identifier": link.server.system_identifier,
-                "timeline": link.server.timeline,
-            },
-        )
+        create_cursors = sql.SQL(_SQL["create_cursors"]).format(rows=layout.rows)
+        await cursor.execute(create_cursors, {**parameters, "id": number, "partitions": partitions})
         if partitions != spec.partitions and may_lay_out and not outdated:
             link.take_time()  # all parked events are moved, however many
             generation = await repartition(cursor, layout, link.server, number, spec.partitions, before)
@@ -206,23 +201,18 @@ async def owned_by_others(
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class RetireResult:
-    retired: tuple[str, ...]
-    awaited: tuple[str, ...]
-    """Not retired yet, because a relay with an older configuration still serves them."""
-
-
 async def retire_removed(
     link: PostgresConnection, outbox: str, relay: str, named: Collection[str], config_version: ConfigVersion
-) -> RetireResult:
+) -> tuple[list[str], list[str]]:
     """Mark subscriptions whose resource was deleted. Their progress and parked events are kept for ``GRACE``.
+
+    Return the names of those that were retired, and of those that a relay with an older configuration still serves.
 
     Only subscriptions declared by the same OutboxRelay (by UID), by this or an older config version, and served by no
     other relay: that one would lose its cursors and redeliver everything at its next start.
     """
     if not config_version.relay_uid:
-        return RetireResult((), ())
+        return [], []
     where: dict[str, Any] = {
         "outbox": outbox,
         "relay": relay,
@@ -242,7 +232,7 @@ async def retire_removed(
                 await lock_cursors(cursor, _SQL["hold_cursors"], {"id": number})
                 await cursor.execute(_SQL["release_cursors"], {"id": number})
                 retired.append(name)
-    return RetireResult(tuple(retired), tuple(awaited))
+    return retired, awaited
 
 
 async def probe_backlog(
