@@ -94,6 +94,13 @@ def explain(error: psycopg.Error) -> MailboatError:
     return DatabaseUnavailable(message)
 
 
+async def first_row(
+    cursor: AsyncCursor[Row], statement: Statement, parameters: Mapping[str, object] | None = None
+) -> Row | None:
+    await cursor.execute(statement, parameters)
+    return await cursor.fetchone()
+
+
 @asynccontextmanager
 async def explained(connection: AsyncConnection[Any] | None, deadline: float) -> AsyncIterator[asyncio.Timeout]:
     """Translate psycopg's errors into Mailboat errors. Past the deadline, close the connection."""
@@ -111,9 +118,9 @@ async def explained(connection: AsyncConnection[Any] | None, deadline: float) ->
 class Pipeline:
     """A transaction whose statements are sent without waiting for results, until a result is fetched."""
 
-    def __init__(self, connection: Connection[Row], *, pooled: bool) -> None:
+    def __init__(self, connection: Connection[Row], server: Server) -> None:
+        self.server = server
         self._connection = connection
-        self._pooled = pooled
         self._sending: AbstractContextManager[object] | None = None
         """Psycopg's pipeline, from the first statement to the wait for the results. To leave it costs no round trip of
         its own, because that sends the sync which the wait needs."""
@@ -134,7 +141,7 @@ class Pipeline:
     def send(self, statement: str | bytes | sql.Composed, parameters: Any = None) -> Cursor[Row]:
         """Send a statement and return its cursor, with binary results."""
         # No pipeline behind a pooler: not every version of every pooler keeps a pipeline together.
-        if self._sending is None and not self._pooled:
+        if self._sending is None and not self.server.pooled:
             sending = self._connection.pipeline()
             sending.__enter__()
             self._sending = sending
@@ -274,11 +281,11 @@ class PostgresConnection:
         if self._timeout is not None:
             self._timeout.reschedule(None)
 
-    async def pipeline(self, work: Callable[[Pipeline], T], *, begin: LiteralString | None = BEGIN) -> T:
-        """Run ``work`` in a thread: in a transaction, or in one per wait if ``begin`` is None."""
+    async def pipeline(self, work: Callable[[Pipeline], T], *, one_transaction: bool = True) -> T:
+        """Run ``work`` in a thread: in one transaction, or in one per wait."""
 
         def run() -> T:
-            with self._pipeline(begin) as pipeline:
+            with self._pipeline(BEGIN if one_transaction else None) as pipeline:
                 return work(pipeline)
 
         async with self._turn, explained(None, self._deadline):
@@ -315,7 +322,7 @@ class PostgresConnection:
             self._blocking.autocommit = True
             if self.server.pooled:
                 self._blocking.prepare_threshold = None
-        pipeline = Pipeline(self._blocking, pooled=self.server.pooled)
+        pipeline = Pipeline(self._blocking, self.server)
         try:
             if begin is not None:
                 pipeline.send(begin)

@@ -194,7 +194,7 @@ class PostgresStore:
         async with self._measurements:
             link = await self._connect("measure", reads_windows=True)
             try:
-                return await link.read(lambda reads: self._reads.measure(reads, link.server, group), no_deadline=True)
+                return await link.read(lambda pipeline: self._reads.measure(pipeline, group), no_deadline=True)
             finally:
                 await link.close()
 

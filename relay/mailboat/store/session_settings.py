@@ -84,11 +84,9 @@ class PinnedConnection(AsyncConnection[Row]):
     @classmethod
     async def open(cls, conninfo: str, *, purpose: str, deadline: float) -> Self:
         """Connect. Errors of psycopg are not translated."""
-        session = await cls.connect(
-            conninfo, autocommit=True, application_name=f"mailboat {purpose}", **libpq_settings(conninfo)
-        )
+        settings = {"application_name": f"mailboat {purpose}", **libpq_settings(conninfo)}
+        session = await cls.connect(conninfo, autocommit=True, cursor_factory=_PinnedCursor, **settings)
         session.deadline = deadline
-        session.cursor_factory = _PinnedCursor
         await session.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         await session.set_read_only(False)
         return session
@@ -103,7 +101,6 @@ class PinnedConnection(AsyncConnection[Row]):
     async def transaction(
         self, savepoint_name: str | None = None, force_rollback: bool = False
     ) -> AsyncIterator[AsyncTransaction]:
-        """Run a transaction. Behind a pooler, pin its settings first."""
         outermost = self.info.transaction_status is TransactionStatus.IDLE
         async with super().transaction(savepoint_name, force_rollback) as transaction:
             if self.pooled and outermost:
@@ -112,8 +109,6 @@ class PinnedConnection(AsyncConnection[Row]):
 
 
 class _PinnedCursor(AsyncCursor[Row]):
-    """A cursor that, behind a pooler, wraps a single statement in a transaction with pinned settings."""
-
     async def execute(self, *arguments: Any, **options: Any) -> Self:
         session = self.connection
         assert isinstance(session, PinnedConnection)
