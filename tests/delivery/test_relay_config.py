@@ -36,9 +36,9 @@ async def test_a_configuration_is_pending_until_it_is_taken_up_and_undeclared_fr
     config.offer(configuration(to_file(tmp_path / "b"), version=2))
 
     assert config.changed.is_set()
-    assert (config.version.version, config.undeclared) == (1, False)
+    assert (config.version.number, config.undeclared) == (1, False)
     assert config.take_up() == [before.sink]
-    assert (config.version.version, config.undeclared) == (2, True)
+    assert (config.version.number, config.undeclared) == (2, True)
     assert not config.changed.is_set()
 
 
@@ -48,7 +48,7 @@ async def test_a_change_that_concerns_pods_only_is_in_use_at_once(tmp_path: Path
     config.undeclared = False
     config.offer(replace(first, version=2))
 
-    assert (config.version.version, config.undeclared, config.changed.is_set()) == (2, False, False)
+    assert (config.version.number, config.undeclared, config.changed.is_set()) == (2, False, False)
 
 
 async def test_the_connection_of_the_pending_configuration_is_wanted() -> None:

@@ -17,8 +17,7 @@ import pytest
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError
 from mailboat.store import postgres
-from mailboat.store.connection import Pipeline, PostgresConnection, refuse_other_server
-from mailboat.store.connection_thread import ConnectionThread
+from mailboat.store.connection import ConnectionThread, Pipeline, PostgresConnection, refuse_other_server
 from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import RelayIdentity, StoreSettings
 from mailboat.store.sql import statements

@@ -73,18 +73,16 @@ async def give_up(link: PostgresConnection) -> None:
 
 async def renew(link: PostgresConnection) -> None:
     await expire(link)
-    assert await declare(
-        link, TableLayout(), of_uid("new"), may_lay_out=True, config_version=ConfigVersion(2, "orders")
-    )
+    assert await declare(link, TableLayout(), of_uid("new"), may_lay_out=True, version=ConfigVersion(2, "orders"))
 
 
 async def retire(link: PostgresConnection) -> None:
-    assert (await retire_removed(link, OUTBOX, "relay", [], ConfigVersion(2, "orders"))).retired == ("shop/all",)
+    assert await retire_removed(link, OUTBOX, "relay", [], ConfigVersion(2, "orders")) == (["shop/all"], [])
 
 
 async def lay_out(link: PostgresConnection) -> None:
     declared = subscription(partitions=3)
-    assert await declare(link, TableLayout(), declared, may_lay_out=True, config_version=ConfigVersion(2, "orders"))
+    assert await declare(link, TableLayout(), declared, may_lay_out=True, version=ConfigVersion(2, "orders"))
 
 
 @pytest.mark.parametrize("change", [renew, give_up, retire, lay_out])
@@ -95,7 +93,7 @@ async def test_a_tick_that_holds_some_cursors_and_needs_others_never_deadlocks(
 
     A transaction that needs all cursors of a subscription releases its locks and waits.
     """
-    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, config_version=ConfigVersion(1, "orders"))
+    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, version=ConfigVersion(1, "orders"))
     async with await psycopg.AsyncConnection.connect(each_outbox.url) as tick:
         await tick.execute("select from mailboat.cursors where partition = 1 for no key update")
         changing = asyncio.create_task(change(link))
@@ -109,7 +107,7 @@ async def test_events_parked_during_the_deletion_of_a_subscription_are_deleted_w
     each_outbox: Database, link: PostgresConnection, end: Callable[[PostgresConnection], Awaitable[None]]
 ) -> None:
     """Otherwise a new subscription of the same name would deliver events of the old one."""
-    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, config_version=ConfigVersion(1, "orders"))
+    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, version=ConfigVersion(1, "orders"))
     with psycopg.connect(each_outbox.url) as owner:
         owner.execute("update mailboat.cursors set position = 1 where partition = 0")
         owner.execute(_PARK)
@@ -124,7 +122,7 @@ async def test_events_parked_during_the_deletion_of_a_subscription_are_deleted_w
 async def test_a_replay_during_the_deletion_of_a_subscription_is_deleted_with_it(
     each_outbox: Database, link: PostgresConnection
 ) -> None:
-    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, config_version=ConfigVersion(1, "orders"))
+    await declare(link, TableLayout(), of_uid("old"), may_lay_out=True, version=ConfigVersion(1, "orders"))
     each_outbox.execute(_BURY)
     async with connected(each_outbox.url, "replay") as person:
         chosen = await dead(person)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mailboat.store.connection import Server
 from mailboat.store.outbox_store import CursorGroup
 from mailboat.store.settings import ReadLimits
 from mailboat.store.window_reads import WindowReads
@@ -25,11 +24,11 @@ async def test_one_that_takes_long_keeps_no_other_from_being_measured(
     measured = WindowReads.measure
     begun, may_end = threading.Event(), threading.Event()
 
-    def slowly(self: WindowReads, pipeline: Any, server: Server, group: CursorGroup) -> Any:
+    def slowly(self: WindowReads, pipeline: Any, group: CursorGroup) -> Any:
         if group == large:
             begun.set()
             assert may_end.wait(60)
-        return measured(self, pipeline, server, group)
+        return measured(self, pipeline, group)
 
     monkeypatch.setattr(WindowReads, "measure", slowly)
     world = PostgresWorld(outbox_database)

@@ -77,8 +77,7 @@ class Relay:
             if settlement.closes and settlement.window_snapshot is not None:
                 self.settled_snapshot[settlement.lease.key] = settlement.window_snapshot
         result = await ticked(self.store, settlements, self.groups())
-        for advanced in result.advanced:
-            self.settled_snapshot.update((lease.key, advanced.settled_snapshot) for lease in advanced.members)
+        self.settled_snapshot.update((lease.key, snapshot) for lease, snapshot in result.advanced.items())
         for opened in result.opened:
             for lease in opened.members:
                 self.settled_snapshot.pop(lease.key, None)

@@ -255,9 +255,8 @@ class ProgressCommitter:
         closed = {settlement.lease: settlement.window_snapshot for settlement in settlements if settlement.closes}
         for entry in self._entries(closed):
             entry.settled_snapshot = closed[entry.lease]
-        for advanced in result.advanced:
-            for entry in self._entries(advanced.members):
-                entry.settled_snapshot, entry.cautious = advanced.settled_snapshot, False
+        for entry in self._entries(result.advanced):
+            entry.settled_snapshot, entry.cautious = result.advanced[entry.lease], False
         for opened in result.opened:
             for entry in self._entries(opened.members):
                 entry.settled_snapshot, entry.cautious, entry.windows = None, False, entry.windows + 1

@@ -218,7 +218,7 @@ class Relay:
         declared = [each.resource for each in config.subscription_set.parts.values()]
         if config.undeclared and self._was_connected:
             await wait_for_others(store, declared, config.version)
-        subscriptions = await store.declare(declared, may_lay_out=config.undeclared, config_version=config.version)
+        subscriptions = await store.declare(declared, may_lay_out=config.undeclared, version=config.version)
         config.undeclared = False
         return subscriptions
 

@@ -185,7 +185,7 @@ class Connected:
         """Declare all subscriptions not being withdrawn; admit those that are new or withdrawn and still wanted."""
         config, parts = self.config, self.config.subscription_set.parts
         declared = [each.resource for name, each in parts.items() if name not in self._withdrawing]
-        found = await self.store.declare(declared, may_lay_out=config.undeclared, config_version=config.version)
+        found = await self.store.declare(declared, may_lay_out=config.undeclared, version=config.version)
         for number, subscription in found.items():
             if number in self.session.streams:
                 self.session.set_paused(number, subscription.paused)  # the status reports the new configuration now
@@ -204,10 +204,10 @@ class Connected:
         version = self.config.version
         try:
             while True:
-                retirement = await self.store.retire_removed(named, version)
-                for name in retirement.retired:
+                retired, awaited = await self.store.retire_removed(named, version)
+                for name in retired:
                     log.info("Subscription deleted; its progress is kept for 24 h", extra={"subscription": name})
-                if not retirement.awaited:
+                if not awaited:
                     return
                 await asyncio.sleep(_RETIRE_EVERY)
         except MailboatError as error:  # the session on the same connection fails too and is restarted

@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, Self, TypeVar
@@ -22,9 +24,9 @@ from typing import Any, Final, LiteralString, Self, TypeVar
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
 from psycopg.generators import send
+from psycopg.pq.abc import PGconn
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery, MailboatError, SchemaMismatch
-from mailboat.store.connection_thread import ConnectionThread
 from mailboat.store.session_settings import BEGIN, PinnedConnection, pins
 from mailboat.store.session_settings import Row as Row
 from mailboat.store.sql import statements
@@ -92,6 +94,13 @@ def explain(error: psycopg.Error) -> MailboatError:
     return DatabaseUnavailable(message)
 
 
+async def first_row(
+    cursor: AsyncCursor[Row], statement: Statement, parameters: Mapping[str, object] | None = None
+) -> Row | None:
+    await cursor.execute(statement, parameters)
+    return await cursor.fetchone()
+
+
 @asynccontextmanager
 async def explained(connection: AsyncConnection[Any] | None, deadline: float) -> AsyncIterator[asyncio.Timeout]:
     """Translate psycopg's errors into Mailboat errors. Past the deadline, close the connection."""
@@ -109,9 +118,9 @@ async def explained(connection: AsyncConnection[Any] | None, deadline: float) ->
 class Pipeline:
     """A transaction whose statements are sent without waiting for results, until a result is fetched."""
 
-    def __init__(self, connection: Connection[Row], *, pooled: bool) -> None:
+    def __init__(self, connection: Connection[Row], server: Server) -> None:
+        self.server = server
         self._connection = connection
-        self._pooled = pooled
         self._sending: AbstractContextManager[object] | None = None
         """Psycopg's pipeline, from the first statement to the wait for the results. To leave it costs no round trip of
         its own, because that sends the sync which the wait needs."""
@@ -132,7 +141,7 @@ class Pipeline:
     def send(self, statement: str | bytes | sql.Composed, parameters: Any = None) -> Cursor[Row]:
         """Send a statement and return its cursor, with binary results."""
         # No pipeline behind a pooler: not every version of every pooler keeps a pipeline together.
-        if self._sending is None and not self._pooled:
+        if self._sending is None and not self.server.pooled:
             sending = self._connection.pipeline()
             sending.__enter__()
             self._sending = sending
@@ -143,6 +152,51 @@ class Pipeline:
         sending, self._sending = self._sending, None
         if sending is not None:
             sending.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+
+class ConnectionThread:
+    """Runner of one operation at a time. The caller must not start a second one.
+
+    psycopg's blocking calls cost less than half of its awaitable ones, because a thread that waits inside libpq does
+    not use the event loop. A thread can't be cancelled, but its socket can be shut down. This happens if the task that
+    waits for the thread is cancelled: past its deadline, or if the session ends during an operation.
+    """
+
+    def __init__(self, purpose: str, pgconn: PGconn) -> None:
+        self._purpose = purpose
+        self._pgconn = pgconn
+        self._thread: ThreadPoolExecutor | None = None
+        self._at_work: Future[Any] | None = None
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run ``work``, which must only raise errors of Mailboat or psycopg, and return its result."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"mailboat-{self._purpose}")
+        self._at_work = self._thread.submit(work)
+        done = asyncio.wrap_future(self._at_work)
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            self.cut()
+            with suppress(MailboatError, psycopg.Error):
+                await done
+            raise
+
+    def close(self) -> None:
+        """Shut the thread down. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            # The socket of a busy thread was shut down, so the thread ends. Waiting for it would block the event loop.
+            thread.shutdown(wait=self._at_work is None or self._at_work.done())
+
+    def cut(self) -> None:
+        """Shut the socket down. The running operation fails as if the server had become unavailable."""
+        if self._pgconn.status != psycopg.pq.ConnStatus.BAD:
+            with suppress(OSError), socket.socket(fileno=self._pgconn.socket) as peer:
+                try:
+                    peer.shutdown(socket.SHUT_RDWR)
+                finally:
+                    peer.detach()  # libpq keeps the descriptor
 
 
 class PostgresConnection:
@@ -227,11 +281,11 @@ class PostgresConnection:
         if self._timeout is not None:
             self._timeout.reschedule(None)
 
-    async def pipeline(self, work: Callable[[Pipeline], T], *, begin: LiteralString | None = BEGIN) -> T:
-        """Run ``work`` in a thread: in a transaction, or in one per wait if ``begin`` is None."""
+    async def pipeline(self, work: Callable[[Pipeline], T], *, one_transaction: bool = True) -> T:
+        """Run ``work`` in a thread: in one transaction, or in one per wait."""
 
         def run() -> T:
-            with self._pipeline(begin) as pipeline:
+            with self._pipeline(BEGIN if one_transaction else None) as pipeline:
                 return work(pipeline)
 
         async with self._turn, explained(None, self._deadline):
@@ -268,7 +322,7 @@ class PostgresConnection:
             self._blocking.autocommit = True
             if self.server.pooled:
                 self._blocking.prepare_threshold = None
-        pipeline = Pipeline(self._blocking, pooled=self.server.pooled)
+        pipeline = Pipeline(self._blocking, self.server)
         try:
             if begin is not None:
                 pipeline.send(begin)

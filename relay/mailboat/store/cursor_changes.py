@@ -30,7 +30,7 @@ import psycopg
 from psycopg import AsyncCursor, sql
 
 from mailboat.errors import ForeignDatabase
-from mailboat.store.connection import PostgresConnection, Row, Server, refuse_other_server
+from mailboat.store.connection import PostgresConnection, Row, Server, first_row, refuse_other_server
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
 
@@ -48,8 +48,7 @@ async def lock_cursors(cursor: AsyncCursor[Row], statement: str, where: Mapping[
     for longer than the time-out, and no deadlock lasts until the server has to break it.
     """
     set_timeout = "select set_config('lock_timeout', %s, true)"
-    await cursor.execute("select current_setting('lock_timeout')")
-    usual = await cursor.fetchone()
+    usual = await first_row(cursor, "select current_setting('lock_timeout')")
     while True:
         try:
             async with cursor.connection.transaction():
@@ -75,12 +74,11 @@ async def unsettled_range(
 ) -> UnsettledRange | None:
     """Return the unsettled range of a subscription that needs repartitioning; None if it needs none."""
     async with link.transaction() as cursor:
-        await cursor.execute(_REPARTITION["differs"], parameters)
-        found = await cursor.fetchone()
+        found = await first_row(cursor, _REPARTITION["differs"], parameters)
         if found is None:
             return None
         link.take_time()  # all unsettled events are scanned, however many
-        await _refuse_other_server(cursor, link.server)
+        refuse_other_server(await first_row(cursor, _REPARTITION["server"]), link.server)
         return await _query_range(cursor, layout, "span", {"subscription": found[0]})
 
 
@@ -102,13 +100,12 @@ async def repartition(
     if before is None:
         unsettled = await _query_range(cursor, layout, "span", where)
     else:
-        await _refuse_other_server(cursor, server)
+        refuse_other_server(await first_row(cursor, _REPARTITION["server"]), server)
         unsettled = await _query_range(cursor, layout, "span_since", before._asdict())
     previous_layout = json.dumps({"partitions": len(old), "cursors": old})
     await cursor.execute(_REPARTITION["replace"], {**where, **unsettled._asdict(), "previous_layout": previous_layout})
     await cursor.execute(_REPARTITION["move_parked"], where)
-    await cursor.execute(_REPARTITION["repartition"], where)
-    row = await cursor.fetchone()
+    row = await first_row(cursor, _REPARTITION["repartition"], where)
     assert row is not None, "the caller holds the subscription's row"
     return int(row[0])
 
@@ -116,15 +113,9 @@ async def repartition(
 async def _query_range(
     cursor: AsyncCursor[Row], layout: TableLayout, name: str, where: Mapping[str, object]
 ) -> UnsettledRange:
-    await cursor.execute(sql.SQL(_REPARTITION[name]).format(rows=layout.rows), where)
-    row = await cursor.fetchone()
+    row = await first_row(cursor, sql.SQL(_REPARTITION[name]).format(rows=layout.rows), where)
     assert row is not None, "an aggregate has a row"
     return UnsettledRange(*row)
-
-
-async def _refuse_other_server(cursor: AsyncCursor[Row], server: Server) -> None:
-    await cursor.execute(_REPARTITION["server"])
-    refuse_other_server(await cursor.fetchone(), server)
 
 
 async def rebase(link: PostgresConnection, layout: TableLayout, *, same_history: bool = False) -> int:
@@ -145,9 +136,8 @@ async def rebase(link: PostgresConnection, layout: TableLayout, *, same_history:
             await cursor.execute(_REBASE["keep"], where)
         else:
             await cursor.execute(sql.SQL(_REBASE["reset_xids"]).format(outbox=layout.outbox))
-            await cursor.execute(sql.SQL(_REBASE["span"]).format(rows=layout.rows))
-            window_snapshot, highest = await cursor.fetchone() or (None, None)
-            place = {"window_snapshot": window_snapshot, "highest": highest or 0}
+            span = await first_row(cursor, sql.SQL(_REBASE["span"]).format(rows=layout.rows)) or (None, None)
+            place = {"window_snapshot": span[0], "highest": span[1] or 0}
             await cursor.execute(_REBASE["rebase"], where | place)
         rebased = cursor.rowcount
         await cursor.execute(_REBASE["forget_relays"], where)
@@ -156,8 +146,8 @@ async def rebase(link: PostgresConnection, layout: TableLayout, *, same_history:
 
 async def _refuse_other_history(cursor: AsyncCursor[Row], layout: TableLayout, where: Mapping[str, object]) -> None:
     names = {"outbox": layout.outbox, "id": layout.column("id"), "xid": layout.column("xid")}
-    await cursor.execute(sql.SQL(_REBASE["history"]).format(**names), where)
-    systems, behind, checked, strange = await cursor.fetchone() or (0, True, 0, 0)
+    history = await first_row(cursor, sql.SQL(_REBASE["history"]).format(**names), where)
+    systems, behind, checked, strange = history or (0, True, 0, 0)
     if systems > 1:
         why = f"the cursors were written in {systems} other systems"
     elif behind:

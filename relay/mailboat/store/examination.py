@@ -67,8 +67,7 @@ async def coverage(
     if not subscriptions:
         return Coverage()
     names = [full_name(each) for each in subscriptions]
-    filters = [effective_filter(full_name(each), each.spec) for each in subscriptions]
-    wanted = any_of({number: predicate(each, Since()) for number, each in enumerate(filters)})
+    wanted = any_of([predicate(effective_filter(full_name(each), each.spec), Since()) for each in subscriptions])
     where: dict[str, Any] = {"outbox": layout.table, "names": names, "newest": NEWEST, "types": _MOST_TYPES}
     async with link.transaction() as cursor:
         await cursor.execute(_SQL["planner"])

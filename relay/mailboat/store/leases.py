@@ -25,7 +25,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from mailboat.errors import LeaseLost
-from mailboat.store.connection import PostgresConnection
+from mailboat.store.connection import PostgresConnection, first_row
 from mailboat.store.outbox_store import (
     Cursor,
     CursorKey,
@@ -135,8 +135,7 @@ class Leases:
         where = {"serves": list(serves), "delivered": list(delivered), "epochs": list(self._epochs.values())}
         sent_at = time.monotonic()
         async with link.autocommit() as cursor:
-            await cursor.execute(_SQL["beat"], self._identity | where)
-            found = await cursor.fetchone()
+            found = await first_row(cursor, _SQL["beat"], self._identity | where)
             if found is None:
                 raise LeaseLost(f"relay {self._me.id!r} was declared dead or replaced by another process of that name")
             relays, owners, subscriptions, due, found_by_epoch = (column or () for column in found)
@@ -150,8 +149,7 @@ class Leases:
                 silence, alive = silences[relay], True
                 if silence > ttl or (session_lock and silence > overdue_after):
                     about = {"relay": relay, **latest[relay]._asdict(), "expired": silence > ttl, **lock_key(relay)}
-                    await cursor.execute(_SQL["expire"], about)
-                    alive = await cursor.fetchone() is None
+                    alive = await first_row(cursor, _SQL["expire"], about) is None
                 peers.append(RelayPeer(relay, frozenset(served), alive, alive and silence > overdue_after))
         cursors = [
             (CursorKey(number, partition), *rest)

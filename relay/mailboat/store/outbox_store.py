@@ -189,18 +189,11 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Advanced:
-    """Members whose ``settled_snapshot`` moved because no event up to the new snapshot matched them."""
-
-    settled_snapshot: str
-    members: tuple[Lease, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TickResult:
     lost: frozenset[CursorKey]
     opened: tuple[Opened, ...]
-    advanced: tuple[Advanced, ...]
+    advanced: Mapping[Lease, str]
+    """The new ``settled_snapshot`` of members that no event up to it matched."""
     overflowing: tuple[CursorGroup, ...] = ()
     """Groups with more new events than one read holds. Their window must be measured before it can be opened."""
 

@@ -15,10 +15,11 @@ it has its own connection, so that its delays and failures affect no other work.
 import asyncio
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from typing import Final, Self
 
 from mailboat.errors import DatabaseUnavailable, MailboatError
-from mailboat.store import parked_rows
+from mailboat.store import parked_rows, subscription_rows
 from mailboat.store.connection import PostgresConnection, UrlProvider
 from mailboat.store.leases import Leases
 from mailboat.store.outbox_store import (
@@ -39,19 +40,10 @@ from mailboat.store.outbox_store import (
 from mailboat.store.queries import QueryCache, SubscriptionQuery
 from mailboat.store.settings import RelayIdentity, StoreSettings
 from mailboat.store.sql import statements
-from mailboat.store.subscription_rows import (
-    UNCOUNTED,
-    ConfigVersion,
-    RetireResult,
-    declare,
-    owned_by_others,
-    probe_backlog,
-    refuse_foreign_cursors,
-    retire_removed,
-)
+from mailboat.store.subscription_rows import UNCOUNTED, ConfigVersion
 from mailboat.store.window_reads import WindowReads
 from mailboat.store.windows import Windows
-from mailboat_spec import EventSubscription, Notify, full_name
+from mailboat_spec import EventSubscription, Notify
 
 _WAKE_UPS = statements("leases")
 _PLANNER = statements("windows")["planner"]
@@ -63,8 +55,6 @@ MEASUREMENTS_AT_ONCE: Final = 4
 
 
 class PostgresStore:
-    """One relay's access to one outbox in Postgres."""
-
     def __init__(
         self, url: UrlProvider, me: RelayIdentity, settings: StoreSettings, control: PostgresConnection
     ) -> None:
@@ -83,8 +73,6 @@ class PostgresStore:
         self._routes: dict[int, SubscriptionQuery] = {}
         """All subscriptions declared over this connection, including those that are no longer served."""
         self._serves: frozenset[int] = frozenset()
-        self._pulled: frozenset[str] = frozenset()
-        """Names of pull subscriptions. Consumers own their partitions, so this relay claims none of them."""
         self._horizon = "3"
         """Transaction id below which writers may not have seen the last request for wake-ups."""
         self._joined = False
@@ -109,43 +97,36 @@ class PostgresStore:
         subscriptions: Sequence[EventSubscription],
         *,
         may_lay_out: bool = True,
-        config_version: ConfigVersion = UNCOUNTED,
+        version: ConfigVersion = UNCOUNTED,
     ) -> dict[int, Subscription]:
         """Serve these subscriptions in addition to those already served.
 
         Raises ``ForeignDatabase`` for cursors of another database system. After ``join``, this uses a separate
         connection: repartitioning may take long and must not delay heartbeats.
         """
-        layout = self._settings.layout
-        link = self._control if not self._joined else await self._connect("declare")
-        try:
-            declared = [
-                await declare(link, layout, each, may_lay_out=may_lay_out, config_version=config_version)
-                for each in subscriptions
-            ]
-            routes = {route.subscription.number: route for route in declared if route is not None}
-            await refuse_foreign_cursors(link, list(routes))
-        finally:
-            if link is not self._control:
-                await link.close()
+        layout, routes = self._settings.layout, {}
+        async with await self._connect("declare") if self._joined else nullcontext(self._control) as link:
+            for each in subscriptions:
+                route = await subscription_rows.declare(link, layout, each, may_lay_out=may_lay_out, version=version)
+                if route is not None:
+                    routes[route.subscription.number] = route
+            await subscription_rows.refuse_foreign_cursors(link, list(routes))
         if any(self._routes.get(number) != route for number, route in routes.items()):
             self._routes = self._routes | routes
             self._query_cache.route(self._routes)
         self._serves |= routes.keys()
-        pulled = {full_name(each) for each in subscriptions if each.spec.sink.pull is not None}
-        self._pulled = self._pulled.difference(map(full_name, subscriptions)) | pulled
         return {number: route.subscription for number, route in routes.items()}
 
     def withdraw(self, number: int) -> None:
         self._serves -= {number}
 
-    async def owned_by_others(self, subscriptions: Sequence[EventSubscription], config_version: ConfigVersion) -> bool:
-        return await owned_by_others(
-            self._control, self._settings.layout.table, self._me.id, subscriptions, config_version
-        )
+    async def owned_by_others(self, subscriptions: Sequence[EventSubscription], version: ConfigVersion) -> bool:
+        outbox, me = self._settings.layout.table, self._me.id
+        return await subscription_rows.owned_by_others(self._control, outbox, me, subscriptions, version)
 
-    async def retire_removed(self, named: Collection[str], config_version: ConfigVersion) -> RetireResult:
-        return await retire_removed(self._control, self._settings.layout.table, self._me.id, named, config_version)
+    async def retire_removed(self, named: Collection[str], version: ConfigVersion) -> tuple[list[str], list[str]]:
+        outbox, me = self._settings.layout.table, self._me.id
+        return await subscription_rows.retire_removed(self._control, outbox, me, named, version)
 
     async def join(self) -> None:
         """Register this relay and reset its wake-ups."""
@@ -160,7 +141,7 @@ class PostgresStore:
         await self._leases.request_wakeup(self._control, self._listens and notify is Notify.ALWAYS)
 
     async def beat(self) -> Membership:
-        delivered = [n for n in self._serves if self._routes[n].subscription.name not in self._pulled]
+        delivered = [number for number in self._serves if not self._routes[number].pulled]
         return await self._leases.beat(self._control, self._serves, delivered)
 
     async def wait_for_notification(self, timeout: float) -> bool:
@@ -170,11 +151,10 @@ class PostgresStore:
         return await self._control.notified(timeout)
 
     async def claim(self, keys: Collection[CursorKey]) -> list[Cursor]:
-        if not keys:
-            return []
-        await self._windows.store_unwritten(await self._link("work"))
+        work = await self._link("work")
+        await self._windows.store_unwritten(work)
         generations = {key: self._routes[key.subscription].subscription.generation for key in keys}
-        return await self._leases.claim(await self._link("work"), generations)
+        return await self._leases.claim(work, generations)
 
     async def renew(self, leases: Collection[Lease]) -> list[Cursor]:
         work = await self._link("work")
@@ -182,10 +162,9 @@ class PostgresStore:
         return await self._leases.renew(work, leases)
 
     async def release(self, leases: Collection[Lease]) -> None:
-        if leases:
-            work = await self._link("work")
-            await self._windows.store_unwritten(work)
-            await self._leases.release(work, leases)
+        work = await self._link("work")
+        await self._windows.store_unwritten(work)
+        await self._leases.release(work, leases)
 
     async def close_unused(self) -> None:
         await self._close("work")
@@ -200,14 +179,8 @@ class PostgresStore:
         return await self._windows.tick(await self._link("work"), settlements, groups, measured)
 
     async def measure(self, group: CursorGroup) -> Window | None:
-        async with self._measurements:
-            link = await self._connect("measure", reads_windows=True)
-            try:
-                return await link.read(
-                    lambda pipeline: self._reads.measure(pipeline, link.server, group), no_deadline=True
-                )
-            finally:
-                await link.close()
+        async with self._measurements, await self._connect("measure", reads_windows=True) as link:
+            return await link.read(lambda pipeline: self._reads.measure(pipeline, group), no_deadline=True)
 
     async def read(self, window: Window, members: Sequence[Lease], after: int, *, crash_count: int = 0) -> Chunk:
         link = await self._link("read")
@@ -249,7 +222,7 @@ class PostgresStore:
     async def backlog(self, subscription: int) -> Backlog:
         route, settings = self._routes[subscription], self._settings
         try:
-            return await probe_backlog(
+            return await subscription_rows.probe_backlog(
                 await self._link("probe"),
                 settings.layout,
                 subscription,

@@ -9,9 +9,9 @@ that selects the partitions of its members: a statement is composed and planned 
 subscriptions that reads together.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from psycopg import sql
@@ -92,10 +92,8 @@ def _texts(values: Iterable[str]) -> Predicate:
     return sql.Literal([value.replace("%", "%%") for value in values])
 
 
-def any_of(predicates: Mapping[int, Predicate]) -> Predicate:
-    if any(p is TRUE for p in predicates.values()):
-        return TRUE
-    return sql.SQL("({})").format(sql.SQL(" or ").join(predicates.values()))
+def any_of(predicates: Collection[Predicate]) -> Predicate:
+    return TRUE if TRUE in predicates else sql.SQL("({})").format(sql.SQL(" or ").join(predicates))
 
 
 def routes(predicates: Mapping[int, Predicate]) -> Predicate:
@@ -110,6 +108,8 @@ def routes(predicates: Mapping[int, Predicate]) -> Predicate:
 class SubscriptionQuery:
     subscription: Subscription
     wanted: Predicate
+    pulled: bool = False
+    """Consumers own the partitions, so relays claim none of them."""
 
 
 class TailKind(NamedTuple):
@@ -139,21 +139,20 @@ class ComposedQueries:
             for number, query in queries.items()
         }
         also_routes = sql.SQL("") if len(queries) == 1 else sql.SQL(", {}").format(routes(wanted))
-        self._parts = {**fixed, "also_routes": also_routes, "wanted": any_of(wanted)}
+        self._parts = {**fixed, "also_routes": also_routes, "wanted": any_of(wanted.values())}
         self.small_window = self._composed("small_window")
         self.late = self._composed("late")
         self.chunk_end = self._composed("chunk_end")
         self.chunk_end_within = self._composed("chunk_end_within")
-        chunk_kinds = [ChunkKind(*kind) for kind in product((False, True), repeat=2)]
-        self.large_window = {kind: self._large_window(kind) for kind in chunk_kinds}
+        self.large_window = {
+            ChunkKind(carry_over, too_large): self._composed("large_window", undone=undone, columns=columns)
+            for carry_over, undone in ((False, _UNDONE), (True, _UNDONE_BEFORE))
+            for too_large, columns in ((False, COLUMNS), (True, TOO_LARGE_COLUMNS))
+        }
         self._tails: dict[TailKind, bytes] = {}
 
     def _composed(self, name: str, **parts: sql.Composable) -> bytes:
         return sql.SQL(_SQL[name]).format(**self._parts | parts).as_bytes()
-
-    def _large_window(self, kind: ChunkKind) -> bytes:
-        columns = TOO_LARGE_COLUMNS if kind.too_large else COLUMNS
-        return self._composed("large_window", columns=columns, undone=_UNDONE_BEFORE if kind.carry_over else _UNDONE)
 
     def tail(self, kind: TailKind) -> bytes:
         """Return the poll. ``before`` is a part of its text, so that its plan has only the time partitions that it

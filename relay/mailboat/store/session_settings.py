@@ -49,11 +49,8 @@ _PINNED: Final[Mapping[str, str]] = {
 _SINCE: Final[Mapping[str, int]] = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
 """First server version that has the setting."""
 
-_SOCKET: Final[Mapping[str, str]] = {
-    "tcp_keepalives_idle": "10",
-    "tcp_keepalives_interval": "5",
-    "tcp_keepalives_count": "3",
-}
+_KEEPALIVES: Final = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+"""Of both ends of the connection."""
 
 _IDLE_IN_TRANSACTION: Final = 10.0
 """Seconds. Shorter than a lease."""
@@ -65,11 +62,11 @@ def pins(version: int, deadline: float, *, local: bool) -> bytes:
     ``deadline``: seconds after which the server gives up a client that does not acknowledge data. A session that is
     idle in a transaction ends sooner, because its locks would delay the takeover of a hung relay's partitions.
     """
-    timeout = f"{deadline * 1000:.0f}ms"
     values = {name: value for name, value in _PINNED.items() if version >= _SINCE.get(name, 0)}
     values["idle_in_transaction_session_timeout"] = f"{min(deadline, _IDLE_IN_TRANSACTION) * 1000:.0f}ms"
     if not local:
-        values |= {"tcp_user_timeout": timeout, **_SOCKET}
+        values["tcp_user_timeout"] = f"{deadline * 1000:.0f}ms"
+        values |= {f"tcp_{name}": str(value) for name, value in _KEEPALIVES.items()}
     scope = "true" if local else "false"
     calls = [f"pg_catalog.set_config('{name}', '{value}', {scope})" for name, value in values.items()]
     return f"select {', '.join(calls)}".encode()
@@ -87,11 +84,9 @@ class PinnedConnection(AsyncConnection[Row]):
     @classmethod
     async def open(cls, conninfo: str, *, purpose: str, deadline: float) -> Self:
         """Connect. Errors of psycopg are not translated."""
-        session = await cls.connect(
-            conninfo, autocommit=True, application_name=f"mailboat {purpose}", **libpq_settings(conninfo)
-        )
+        settings = {"application_name": f"mailboat {purpose}", **libpq_settings(conninfo)}
+        session = await cls.connect(conninfo, autocommit=True, cursor_factory=_PinnedCursor, **settings)
         session.deadline = deadline
-        session.cursor_factory = _PinnedCursor
         await session.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         await session.set_read_only(False)
         return session
@@ -106,7 +101,6 @@ class PinnedConnection(AsyncConnection[Row]):
     async def transaction(
         self, savepoint_name: str | None = None, force_rollback: bool = False
     ) -> AsyncIterator[AsyncTransaction]:
-        """Run a transaction. Behind a pooler, pin its settings first."""
         outermost = self.info.transaction_status is TransactionStatus.IDLE
         async with super().transaction(savepoint_name, force_rollback) as transaction:
             if self.pooled and outermost:
@@ -115,8 +109,6 @@ class PinnedConnection(AsyncConnection[Row]):
 
 
 class _PinnedCursor(AsyncCursor[Row]):
-    """A cursor that, behind a pooler, wraps a single statement in a transaction with pinned settings."""
-
     async def execute(self, *arguments: Any, **options: Any) -> Self:
         session = self.connection
         assert isinstance(session, PinnedConnection)
@@ -138,13 +130,7 @@ def libpq_settings(conninfo: str) -> dict[str, Any]:
         raise psycopg.ProgrammingError("a character of the password is not percent-encoded")
     if configured.get("target_session_attrs") == "read-write":
         del configured["target_session_attrs"]
-    defaults = {
-        "target_session_attrs": "primary",
-        "connect_timeout": 10,
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-    }
+    defaults: dict[str, Any] = {"target_session_attrs": "primary", "connect_timeout": 10, **_KEEPALIVES}
     return {name: value for name, value in defaults.items() if name not in configured} | {"client_encoding": "UTF8"}
 
 

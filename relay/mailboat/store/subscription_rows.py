@@ -17,7 +17,7 @@ from typing import Any, Final
 from psycopg import AsyncCursor, sql
 
 from mailboat.errors import ConfigError, ForeignDatabase
-from mailboat.store.connection import Pipeline, PostgresConnection, Row
+from mailboat.store.connection import Pipeline, PostgresConnection, Row, first_row
 from mailboat.store.cursor_changes import lock_cursors, repartition, unsettled_range
 from mailboat.store.outbox_store import Backlog, Lag, Subscription
 from mailboat.store.queries import Predicate, Since, SubscriptionQuery, effective_filter, like_patterns, predicate
@@ -38,7 +38,7 @@ _GRACE: Final = {"grace": GRACE.total_seconds()}
 class ConfigVersion:
     """Version of the configuration that declares a subscription."""
 
-    version: int = 0
+    number: int = 0
     """Increases with every change; 0 if the configuration has no version."""
     relay_uid: str = ""
     """UID of the OutboxRelay resource; empty outside Kubernetes."""
@@ -53,7 +53,7 @@ async def declare(
     resource: EventSubscription,
     *,
     may_lay_out: bool,
-    config_version: ConfigVersion = UNCOUNTED,
+    version: ConfigVersion = UNCOUNTED,
 ) -> SubscriptionQuery | None:
     """Create the row and cursors of a subscription if missing, and update them if the manifest changed.
 
@@ -70,42 +70,36 @@ async def declare(
         "partitions": spec.partitions,
         "since_time": spec.start.time.isoformat() if spec.start.time else None,
         "since_id": spec.start.position,
-        "version": config_version.version,
-        "relay_uid": config_version.relay_uid,
+        "version": version.number,
+        "relay_uid": version.relay_uid,
+        "latest": spec.start.from_.value == "Latest",
+        "system_identifier": link.server.system_identifier,
+        "timeline": link.server.timeline,
         **_GRACE,
     }
     before = await unsettled_range(link, layout, parameters) if may_lay_out else None
     async with link.transaction() as cursor:
-        found = await _find(cursor, parameters)
+        found = await first_row(cursor, _SQL["find"], parameters)
         if found is None:
             await cursor.execute(_SQL["declare"], parameters)
-            found = await _find(cursor, parameters)
+            found = await first_row(cursor, _SQL["find"], parameters)
             assert found is not None
         number, uid, partitions, generation, state, since_time, since_id, stored_version, retired, expired = found
-        outdated = config_version.version < stored_version
+        outdated = version.number < stored_version
         if retired and outdated:
             return None
         if expired:
             await _clear(cursor, number)
             await cursor.execute(_SQL["renew"], {**parameters, "id": number})
-            number, uid, partitions, generation, state, since_time, since_id, *_ = (
-                await _find(cursor, parameters) or found
-            )
+            found = await first_row(cursor, _SQL["find"], parameters) or found
+            number, uid, partitions, generation, state, since_time, since_id, *_ = found
         elif not outdated:
             if retired or (uid and parameters["uid"] and uid != parameters["uid"]):
                 log.info("Subscription was created again and continues", extra={"subscription": name})
-            await cursor.execute(_SQL["redeclare"], {**parameters, "id": number, "uid": parameters["uid"] or uid})
-            (state,) = await cursor.fetchone() or (state,)
-        await cursor.execute(
-            sql.SQL(_SQL["create_cursors"]).format(rows=layout.rows),
-            {
-                "id": number,
-                "partitions": partitions,
-                "latest": spec.start.from_.value == "Latest",
-                "system_identifier": link.server.system_identifier,
-                "timeline": link.server.timeline,
-            },
-        )
+            values = {**parameters, "id": number, "uid": parameters["uid"] or uid}
+            (state,) = await first_row(cursor, _SQL["redeclare"], values) or (state,)
+        create_cursors = sql.SQL(_SQL["create_cursors"]).format(rows=layout.rows)
+        await cursor.execute(create_cursors, {**parameters, "id": number, "partitions": partitions})
         if partitions != spec.partitions and may_lay_out and not outdated:
             link.take_time()  # all parked events are moved, however many
             generation = await repartition(cursor, layout, link.server, number, spec.partitions, before)
@@ -113,7 +107,8 @@ async def declare(
         if not outdated:
             await _declare_policy(cursor, number, name, spec, layout)
     subscription = Subscription(number, name, partitions, generation, state == "Paused")
-    return SubscriptionQuery(subscription, predicate(effective_filter(name, spec), Since(since_time, since_id)))
+    wanted = predicate(effective_filter(name, spec), Since(since_time, since_id))
+    return SubscriptionQuery(subscription, wanted, pulled=spec.sink.pull is not None)
 
 
 async def declare_pulled(
@@ -167,11 +162,6 @@ async def _declare_policy(
     await cursor.execute(_PULL["create_functions"], {"subscription_id": number})
 
 
-async def _find(cursor: AsyncCursor[Row], parameters: dict[str, Any]) -> Row | None:
-    await cursor.execute(_SQL["find"], parameters)
-    return await cursor.fetchone()
-
-
 async def _clear(cursor: AsyncCursor[Row], number: int) -> None:
     """Delete cursors and parked events, including those being parked. The caller has locked the subscription's row."""
     await lock_cursors(cursor, _SQL["hold_cursors"], {"id": number})
@@ -191,14 +181,10 @@ async def refuse_foreign_cursors(link: PostgresConnection, numbers: list[int]) -
 
 
 async def owned_by_others(
-    link: PostgresConnection,
-    outbox: str,
-    relay: str,
-    declared: Sequence[EventSubscription],
-    config_version: ConfigVersion,
+    link: PostgresConnection, outbox: str, relay: str, declared: Sequence[EventSubscription], version: ConfigVersion
 ) -> bool:
     """Return True if repartitioning now would revoke partitions of other relays, which may have batches in flight."""
-    where = {"outbox": outbox, "relay": relay, "version": config_version.version}
+    where = {"outbox": outbox, "relay": relay, "version": version.number}
     for each in declared:
         named = {"name": full_name(each), "partitions": each.spec.partitions}
         if await link.fetch(_SQL["owned_by_others"], where | named) == [(True,)]:
@@ -206,29 +192,24 @@ async def owned_by_others(
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class RetireResult:
-    retired: tuple[str, ...]
-    awaited: tuple[str, ...]
-    """Not retired yet, because a relay with an older configuration still serves them."""
-
-
 async def retire_removed(
-    link: PostgresConnection, outbox: str, relay: str, named: Collection[str], config_version: ConfigVersion
-) -> RetireResult:
+    link: PostgresConnection, outbox: str, relay: str, named: Collection[str], version: ConfigVersion
+) -> tuple[list[str], list[str]]:
     """Mark subscriptions whose resource was deleted. Their progress and parked events are kept for ``GRACE``.
+
+    Return the names of those that were retired, and of those that a relay with an older configuration still serves.
 
     Only subscriptions declared by the same OutboxRelay (by UID), by this or an older config version, and served by no
     other relay: that one would lose its cursors and redeliver everything at its next start.
     """
-    if not config_version.relay_uid:
-        return RetireResult((), ())
+    if not version.relay_uid:
+        return [], []
     where: dict[str, Any] = {
         "outbox": outbox,
         "relay": relay,
         "names": list(named),
-        "version": config_version.version,
-        "relay_uid": config_version.relay_uid,
+        "version": version.number,
+        "relay_uid": version.relay_uid,
     }
     retired: list[str] = []
     awaited: list[str] = []
@@ -237,12 +218,11 @@ async def retire_removed(
             awaited.append(name)
             continue
         async with link.transaction() as cursor:
-            await cursor.execute(_SQL["retire"], {**where, "id": number})
-            if await cursor.fetchone() is not None:
+            if await first_row(cursor, _SQL["retire"], {**where, "id": number}) is not None:
                 await lock_cursors(cursor, _SQL["hold_cursors"], {"id": number})
                 await cursor.execute(_SQL["release_cursors"], {"id": number})
                 retired.append(name)
-    return RetireResult(tuple(retired), tuple(awaited))
+    return retired, awaited
 
 
 async def probe_backlog(
@@ -284,8 +264,7 @@ async def clear_expired(link: PostgresConnection, outbox: str) -> list[str]:
     cleared = []
     for number, name in await link.fetch(_SQL["expired"], {"outbox": outbox, **_GRACE}):
         async with link.transaction() as cursor:
-            await cursor.execute(_SQL["lock_expired"], {"id": number, **_GRACE})
-            if await cursor.fetchone() is not None:
+            if await first_row(cursor, _SQL["lock_expired"], {"id": number, **_GRACE}) is not None:
                 await _clear(cursor, number)
                 cleared.append(name)
     return cleared

@@ -1,7 +1,7 @@
-"""Reads of open windows, in a dedicated thread.
+"""Reads of open windows, in the thread of a connection (see ``ConnectionThread``).
 
-Two megabytes of rows arrive in hundreds of small socket reads. An event loop would wake up for each of them. A thread
-that blocks inside libpq does not, and reads the next chunk while the loop encodes and publishes the previous one.
+Two megabytes of rows arrive in hundreds of small socket reads, and an event loop would wake up for each of them. The
+thread reads the next chunk while the loop encodes and publishes the previous one.
 
 After every wait for a result, the thread waits some milliseconds more for the GIL. With one wait per statement, this
 cost more than the read itself. A chunk therefore has two waits: one for its upper bound, one for its events.
@@ -13,7 +13,7 @@ from typing import Any
 
 from psycopg import Cursor
 
-from mailboat.store.connection import Pipeline, Row, Server
+from mailboat.store.connection import Pipeline, Row
 from mailboat.store.outbox_store import Chunk, CursorGroup, CursorKey, Lease, Window
 from mailboat.store.queries import ChunkKind, ComposedQueries, QueryCache
 from mailboat.store.settings import ReadLimits
@@ -32,15 +32,11 @@ class WindowReads:
         """Number of rows to measure for the next chunk. If rows are large, twice the rows of the previous chunk: rows
         measured beyond the end of a chunk are measured again for the next one."""
 
-    def measure(self, pipeline: Pipeline, server: Server, group: CursorGroup) -> Callable[[], Window | None]:
-        bounds = {
-            "pooled": server.pooled,
-            "settled_snapshot": group.settled_snapshot,
-            "limit": self._limits.small_rows + 1,
-            "max_bytes": self._limits.bytes,
-        }
+    def measure(self, pipeline: Pipeline, group: CursorGroup) -> Callable[[], Window | None]:
+        bounds = {"limit": self._limits.small_rows + 1, "max_bytes": self._limits.bytes}
+        where = {"pooled": pipeline.server.pooled, "settled_snapshot": group.settled_snapshot, **bounds}
         for lease in group.members:  # one lease reads for all; if it was lost, the next one
-            spans = pipeline.send(self._query_cache.span, {"epoch": lease.epoch, **bounds})
+            spans = pipeline.send(self._query_cache.span, {"epoch": lease.epoch, **where})
             pipeline.wait()
             window_snapshot, lowest, highest = spans.fetchone() or (None, None, None)
             if highest is not None:
@@ -58,13 +54,6 @@ class WindowReads:
 
         def chunk(rows: Sequence[Row], reached: int, *, last: bool) -> Chunk:
             return Chunk(composed.fan_out(rows, keys), reached, last)
-
-        def bounded(rows: Sequence[Row], end: int, *, last: bool) -> Chunk:
-            """Build a chunk from a statement whose last column is the total number of events."""
-            events = [row[: composed.width] for row in rows]
-            if rows and len(rows) < rows[0][-1]:
-                return chunk(events, events[-1][0], last=False)
-            return chunk(events, end, last=last)
 
         where: dict[str, Any] = {
             "window_snapshot": window.window_snapshot,
@@ -84,10 +73,18 @@ class WindowReads:
         reader, found = _query(pipeline, query, members, where)
         if reader is None:
             return lambda: chunk((), after, last=True)
-        if window.highest is None:
-            return lambda: bounded(events := found.fetchall(), events[-1][0] if events else after, last=True)
-        if after < walk_from:
-            return lambda: bounded(found.fetchall(), walk_from, last=False)
+        if query is not composed.chunk_end:
+
+            def bounded() -> Chunk:
+                """Build a chunk from a statement whose last column is the total number of events."""
+                rows = found.fetchall()
+                events = [row[: composed.width] for row in rows]
+                complete = not rows or len(rows) == rows[0][-1]
+                if complete and query is composed.late:
+                    return chunk(events, walk_from, last=False)
+                return chunk(events, events[-1][0] if events else after, last=complete)
+
+            return bounded
         where["epoch"] = reader.epoch
         reach, size, last = self._reach(pipeline, composed, found, where)
         if reach is None:

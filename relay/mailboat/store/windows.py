@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from typing import Final, NamedTuple
 
 from psycopg import Cursor, sql
@@ -31,20 +31,9 @@ from psycopg import Cursor, sql
 from mailboat.errors import DatabaseUnavailable
 from mailboat.model import OutboxEvent
 from mailboat.store import parked_rows
-from mailboat.store.connection import Pipeline, PostgresConnection, Row, Server, refuse_other_server
-from mailboat.store.outbox_store import (
-    Advanced,
-    CursorGroup,
-    CursorKey,
-    Lease,
-    Measured,
-    Opened,
-    Settlement,
-    TickResult,
-    Window,
-)
+from mailboat.store.connection import Pipeline, PostgresConnection, Row, refuse_other_server
+from mailboat.store.outbox_store import CursorGroup, CursorKey, Lease, Measured, Opened, Settlement, TickResult, Window
 from mailboat.store.queries import QueryCache, TailKind
-from mailboat.store.session_settings import BEGIN
 from mailboat.store.settings import StoreSettings
 from mailboat.store.sql import statements
 
@@ -59,11 +48,6 @@ relay that settles without a break still finds the events of a new day."""
 
 _STRAY: Final = -5
 """Column of a poll that is true if the poll left out a time partition with rows."""
-
-_POOLER_FOUND: Final = (
-    "the connection changed its server process: there is a transaction pooler in between. Set spec.database.pooler:"
-    " Transaction on the OutboxRelay."
-)
 
 
 class Windows:
@@ -91,69 +75,64 @@ class Windows:
         stores = link.server.pooled or time.monotonic() - self._stored_at >= STORE_EVERY
         together = link.server.pooled or any(settlement.durable for settlement in settlements)
         lost, settled, windows, overflowing = await link.pipeline(
-            lambda pipeline: self._tick(pipeline, link.server, settlements, groups, measured, stores=stores),
-            begin=BEGIN if together else None,
+            lambda pipeline: self._tick(pipeline, settlements, groups, measured, stores=stores),
+            one_transaction=together,
         )
         if stores:
             self._unwritten.clear()
             self._stored_at = time.monotonic()
-        lost |= {settlement.lease.key for settlement in settlements} - settled.keys
+        lost |= {settlement.lease.key for settlement in settlements} - settled()
         opened: list[Opened] = []
-        advanced: list[Advanced] = []
         for found in windows:
-            lost |= {lease.key for lease in found.with_events} - settled.keys
-            if stored := tuple(lease for lease in found.with_events if lease.key in settled.keys):
+            lost |= {lease.key for lease in found.with_events} - settled()
+            if stored := tuple(lease for lease in found.with_events if lease.key in settled()):
                 opened.append(Opened(found.window, stored, found.events))
-            if found.without_events:
-                advanced.append(Advanced(found.window.window_snapshot, found.without_events))
-        return TickResult(frozenset(lost), tuple(opened), tuple(advanced), tuple(overflowing))
+        advanced = {lease: found.window.window_snapshot for found in windows for lease in found.without_events}
+        return TickResult(frozenset(lost), tuple(opened), advanced, tuple(overflowing))
 
     async def store_unwritten(self, link: PostgresConnection) -> None:
         """Store the progress of idle cursors, so that the next owner does not read the same events again."""
         if self._unwritten:
-            await link.pipeline(lambda pipeline: self._store(pipeline, link.server.timeline))
+            await link.pipeline(self._store)
             self._unwritten.clear()
 
     def _tick(
         self,
         pipeline: Pipeline,
-        server: Server,
         settlements: Sequence[Settlement],
         groups: Sequence[CursorGroup],
         measured: Sequence[Measured],
         *,
         stores: bool,
-    ) -> tuple[set[CursorKey], _Settled, list[_Found], list[CursorGroup]]:
+    ) -> tuple[set[CursorKey], Callable[[], set[CursorKey]], list[_Found], list[CursorGroup]]:
         if not self._partitions_loaded:
             self._load_partitions(pipeline)
-        guard = pipeline.send(_SQL["guard"]) if server.pooled else None
+        guard = pipeline.send(_SQL["guard"]) if pipeline.server.pooled else None
         # A tick that settles leaves the check for strays to a later one. With several groups, a snapshot may move.
         checks = not settlements or len(groups) > 1 or self._unchecked == MOST_UNCHECKED
         self._unchecked = 0 if checks else self._unchecked + 1
-        cursors = [self._poll(pipeline, group, server, checks=checks) for group in groups]
+        cursors = [self._poll(pipeline, group, checks=checks) for group in groups]
         if cursors or guard is not None:
             pipeline.wait()
         if guard is not None:
-            refuse_other_server(guard.fetchone(), server)
+            refuse_other_server(guard.fetchone(), pipeline.server)
         lost: set[CursorKey] = set()
-        polled = [
-            self._next_window(pipeline, group, tail, lost, server) for group, tail in zip(groups, cursors, strict=True)
-        ]
+        polled = [self._next_window(pipeline, group, tail, lost) for group, tail in zip(groups, cursors, strict=True)]
         # Without new events write nothing, unless a common ``settled_snapshot`` merges several groups.
         windows = [found for found in polled if isinstance(found, _Found) and (found.any_visible or len(groups) > 1)]
         windows += [_Found(each.window, None, each.members) for each in measured]
-        settled = self._settle_and_open(pipeline, settlements, windows, server)
+        settled = self._settle_and_open(pipeline, settlements, windows)
         durable = [settlement for settlement in settlements if settlement.durable]
         if durable:
             pipeline.wait()
             for settlement in durable:
-                if settlement.lease.key in settled.keys:
+                if settlement.lease.key in settled():
                     parked_rows.apply(pipeline, settlement)
         for found in windows:
             for lease in found.with_events:
                 self._unwritten.pop(lease, None)
-            self._unwritten.update(dict.fromkeys(found.without_events, found.window.window_snapshot))
-        stored = stores and self._store(pipeline, server.timeline)
+            self._unwritten |= dict.fromkeys(found.without_events, found.window.window_snapshot)
+        stored = stores and self._store(pipeline)
         level = self._sync_level if any(found.with_events for found in windows) else "off"
         if durable:
             pipeline.send(_SQL["sync"], {"level": "local" if level == "off" else level})
@@ -162,24 +141,28 @@ class Windows:
         return lost, settled, windows, [overflow for overflow in polled if isinstance(overflow, CursorGroup)]
 
     def _settle_and_open(
-        self, pipeline: Pipeline, settlements: Sequence[Settlement], windows: Sequence[_Found], server: Server
-    ) -> _Settled:
-        """Settle, and open the windows, with one update of each cursor."""
+        self, pipeline: Pipeline, settlements: Sequence[Settlement], windows: Sequence[_Found]
+    ) -> Callable[[], set[CursorKey]]:
+        """Settle, and open the windows, with one update of each cursor.
+
+        The result, to be called after a wait, returns the cursors that were updated or, for settlements of parked
+        events only, locked.
+        """
         windowed = [s for s in settlements if s.window_snapshot is not None]
         parked_only = [s for s in settlements if s.window_snapshot is None]
         next_windows = {lease: found.window for found in windows for lease in found.with_events}
         updates = [_settling(each, next_windows.pop(each.lease, None)) for each in windowed]
-        updates += [_opening(lease, window) for lease, window in next_windows.items()]
+        updates += [
+            _Update(lease.epoch, None, each.settled_snapshot, each.window_snapshot, each.lowest, each.highest)
+            for lease, each in next_windows.items()
+        ]
         answers = []
         if updates:
             opens = any(update.next_snapshot is not None for update in updates)
             columns = zip(_Update._fields, zip(*updates, strict=True), strict=True)
             arrays = {f"{name}s": list(values) for name, values in columns}
-            options = {
-                "timeline": server.timeline,
-                "pooled": server.pooled,
-                "level": self._sync_level if opens else "off",
-            }
+            level, server = self._sync_level if opens else "off", pipeline.server
+            options = {"timeline": server.timeline, "pooled": server.pooled, "level": level}
             answers.append(pipeline.send(_SQL["settle"], arrays | options))
         elif parked_only:
             pipeline.send(_SQL["sync"], {"level": "off"})
@@ -189,9 +172,9 @@ class Windows:
         if flagged:
             in_flight = {"epochs": [s.lease.epoch for s in flagged], "in_flight": [s.in_flight for s in flagged]}
             pipeline.send(_SQL["in_flight"], in_flight)
-        return _Settled(answers)
+        return cache(lambda: {CursorKey(*row[:2]) for answer in answers for row in answer.fetchall()})
 
-    def _poll(self, pipeline: Pipeline, group: CursorGroup, server: Server, *, checks: bool = True) -> Cursor[Row]:
+    def _poll(self, pipeline: Pipeline, group: CursorGroup, *, checks: bool = True) -> Cursor[Row]:
         """Send the query for events visible since ``settled_snapshot``, with the lease of the first member for all."""
         occupied = self._occupied
         composed = self._query_cache.for_members(group.members)
@@ -202,7 +185,7 @@ class Windows:
             "epoch": group.members[0].epoch,
             **composed.own(group.members),
             "settled_snapshot": group.settled_snapshot,
-            "pooled": server.pooled,
+            "pooled": pipeline.server.pooled,
         }
         pruning = {"outbox": occupied.outbox, "read": occupied.read, "checks": checks} if occupied is not None else {}
         return pipeline.send(tail, where | bounds | pruning)
@@ -215,21 +198,19 @@ class Windows:
         self._occupied = None if row is None else _OccupiedPartitions(*row)
         self._partitions_loaded = True
 
-    def _store(self, pipeline: Pipeline, timeline: int) -> bool:
+    def _store(self, pipeline: Pipeline) -> bool:
         """Store the progress of idle cursors and return True if there was any. A lost lease is skipped; the next
         heartbeat reports it."""
         by_done: dict[str, list[Lease]] = defaultdict(list)
         for lease, settled_snapshot in self._unwritten.items():
             by_done[settled_snapshot].append(lease)
         for settled_snapshot, leases in by_done.items():
-            epochs = [lease.epoch for lease in leases]
-            pipeline.send(
-                _SQL["advance"], {"epochs": epochs, "settled_snapshot": settled_snapshot, "timeline": timeline}
-            )
+            where = {"epochs": [lease.epoch for lease in leases], "timeline": pipeline.server.timeline}
+            pipeline.send(_SQL["advance"], {**where, "settled_snapshot": settled_snapshot})
         return bool(by_done)
 
     def _next_window(
-        self, pipeline: Pipeline, group: CursorGroup, tail: Cursor[Row], lost: set[CursorKey], server: Server
+        self, pipeline: Pipeline, group: CursorGroup, tail: Cursor[Row], lost: set[CursorKey]
     ) -> _Found | CursorGroup | None:
         """Return the next window of a group, the group itself if that is too large, or None if all leases are lost."""
         queried = members = list(group.members)
@@ -243,13 +224,16 @@ class Windows:
                     return None
             else:
                 self._load_partitions(pipeline)
-            tail = self._poll(pipeline, replace(group, members=tuple(queried)), server)
+            tail = self._poll(pipeline, replace(group, members=tuple(queried)))
             pipeline.wait()
             rows = tail.fetchall()
         members = [lease for lease in members if lease.key not in lost]
         found, too_much, window_snapshot, process = rows[0][-4:]
-        if process != server.process and not server.pooled:
-            raise DatabaseUnavailable(_POOLER_FOUND)
+        if process != pipeline.server.process and not pipeline.server.pooled:
+            raise DatabaseUnavailable(
+                "the connection changed its server process: there is a transaction pooler in between. Set"
+                " spec.database.pooler: Transaction on the OutboxRelay."
+            )
         if too_much:
             return replace(group, members=tuple(members))
         composed = self._query_cache.for_members(queried)
@@ -291,16 +275,6 @@ class _Found:
     """True if any event became visible, matching or not."""
 
 
-@dataclass(frozen=True)
-class _Settled:
-    answers: Sequence[Cursor[Row]]
-
-    @cached_property
-    def keys(self) -> set[CursorKey]:
-        """Cursors that were updated or, for settlements of parked events only, locked."""
-        return {CursorKey(*row[:2]) for answer in self.answers for row in answer.fetchall()}
-
-
 class _Update(NamedTuple):
     """Parameters of `settle` for one cursor. The statement takes an array of each, named in the plural."""
 
@@ -311,27 +285,15 @@ class _Update(NamedTuple):
     """None if the window stays open."""
     next_snapshot: str | None
     """The window that the update opens."""
-    lowest_id: int | None
-    highest_id: int | None
-    position: int | None
-    sequence: int | None
+    lowest_id: int | None = None
+    highest_id: int | None = None
+    position: int | None = None
+    sequence: int | None = None
 
 
 def _settling(settlement: Settlement, following: Window | None) -> _Update:
     """Return the update of a settlement. ``following``: the next window of a cursor whose window closes."""
-    window = settlement.window_snapshot
-    return _Update(
-        epoch=settlement.lease.epoch,
-        window_snapshot=window,
-        settled_snapshot=window if settlement.closes else None,
-        next_snapshot=following.window_snapshot if following is not None else None,
-        lowest_id=None,
-        highest_id=None,
-        position=settlement.position,
-        sequence=settlement.sequence,
-    )
-
-
-def _opening(lease: Lease, window: Window) -> _Update:
-    snapshots = window.settled_snapshot, window.window_snapshot
-    return _Update(lease.epoch, None, *snapshots, window.lowest, window.highest, None, None)
+    epoch, window = settlement.lease.epoch, settlement.window_snapshot
+    settled = window if settlement.closes else None
+    opened = following.window_snapshot if following is not None else None
+    return _Update(epoch, window, settled, opened, position=settlement.position, sequence=settlement.sequence)

@@ -168,9 +168,8 @@ class Interleavings(RuleBasedStateMachine):
         groups = [CursorGroup(settled_snapshot, tuple(leases)) for settled_snapshot, leases in members.items()]
         result = await ticked(self.store, settlements, groups)
         assert not result.lost
-        for advanced in result.advanced:
-            for lease in advanced.members:
-                self.settled_snapshot[lease.key] = advanced.settled_snapshot
+        for lease, settled_snapshot in result.advanced.items():
+            self.settled_snapshot[lease.key] = settled_snapshot
         for opened in result.opened:
             await self._open(opened)
         return result.quiet and not settlements

@@ -18,7 +18,6 @@ from mailboat.errors import ConfigError, DatabaseUnavailable, LeaseLost
 from mailboat.model import event_bytes
 from mailboat.store.leases import Heartbeat, Heartbeats
 from mailboat.store.outbox_store import (
-    Advanced,
     Backlog,
     Chunk,
     Cursor,
@@ -200,7 +199,7 @@ class MemoryStore:
         lost = {settlement.lease.key for settlement in settlements if not self._settle(settlement)}
         window_snapshot = str(self._outbox.snapshot())
         opened: list[Opened] = []
-        advanced: list[Advanced] = []
+        advanced: dict[Lease, str] = {}
         overflowing: list[CursorGroup] = []
         for group in groups:
             members = self._standing(group.members, group.settled_snapshot, lost)
@@ -219,15 +218,14 @@ class MemoryStore:
                 self._outbox.cursors[lease.key].look(window, has_events=lease in having)
             if having:
                 opened.append(Opened(window, having, events))
-            if moving:
-                advanced.append(Advanced(window_snapshot, moving))
+            advanced |= dict.fromkeys(moving, window_snapshot)
         for each in measured:
             members = self._standing(each.members, each.window.settled_snapshot, lost)
             for lease in members:
                 self._outbox.cursors[lease.key].look(each.window, has_events=True)
             if members:
                 opened.append(Opened(each.window, members, None))
-        return TickResult(frozenset(lost), tuple(opened), tuple(advanced), tuple(overflowing))
+        return TickResult(frozenset(lost), tuple(opened), advanced, tuple(overflowing))
 
     def _standing(self, leases: Sequence[Lease], settled_snapshot: str, lost: set[CursorKey]) -> tuple[Lease, ...]:
         """Return the leases that hold and whose cursors are closed at the snapshot; add the others to ``lost``."""
