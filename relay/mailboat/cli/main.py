@@ -19,12 +19,7 @@ from mailboat.errors import ConfigError, DatabaseUnavailable, EmitRefused, Mailb
 from mailboat.terminal_escapes import safe
 from mailboat_spec.redaction import forget_details, redact
 
-_EXIT_CODES: Final[tuple[tuple[type[MailboatError], int], ...]] = (
-    (ConfigError, 3),
-    (EmitRefused, 3),
-    (SchemaMismatch, 4),
-    (DatabaseUnavailable, 5),
-)
+_EXIT_CODES: Final = {ConfigError: 3, EmitRefused: 3, SchemaMismatch: 4, DatabaseUnavailable: 5}
 _COMMANDS: Final = {
     "init": "manifests",
     "check": "manifests",
@@ -52,8 +47,8 @@ _SUBCOMMANDS: Final = ("dlq list", "dlq show", "dlq replay", "dlq purge", "parke
 """Commands of groups, for the hint of an unknown command."""
 
 
-def exit_code(error: MailboatError) -> int:
-    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
+def exit_code(error: Exception) -> int:
+    return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)
 
 
 class Commands(click.Group):
@@ -65,8 +60,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command = getattr(import_module(f"mailboat.cli.{_COMMANDS[cmd_name]}"), cmd_name)
-        assert isinstance(command, click.Command)
+        command: click.Command = getattr(import_module(f"mailboat.cli.{_COMMANDS[cmd_name]}"), cmd_name)
         return command
 
     def resolve_command(
@@ -88,16 +82,14 @@ class Commands(click.Group):
             raise
         except Exception as error:
             forget_details(error)
-            details = traceback.format_exc()
-            if isinstance(error, MailboatError):
-                code, message = exit_code(error), str(error)
-            else:
+            if ctx.params.get("debug"):
+                click.echo(safe(redact(traceback.format_exc()), lines=True), err=True)
+            message = str(error)
+            if not isinstance(error, MailboatError):
                 bug = "This is a bug in Mailboat; --debug before the command shows where."
-                code, message = 1, f"{type(error).__name__}: {error}. {bug}"
-        if ctx.params.get("debug"):
-            click.echo(safe(redact(details), lines=True), err=True)
-        click.echo(f"mailboat: {safe(redact(message), lines=True)}", err=True)
-        sys.exit(code)
+                message = f"{type(error).__name__}: {error}. {bug}"
+            click.echo(f"mailboat: {safe(redact(message), lines=True)}", err=True)
+            sys.exit(exit_code(error))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -115,14 +115,11 @@ def reindented(text: str) -> str:
     out: list[str] = []
     depth, before = 0, ""
     for token in _TOKENS.findall(text):
-        if token in "}]":
-            depth -= 1
-            if before not in ("{", "["):
-                out.append("\n" + "  " * depth)
-        elif before in ("{", "[", ","):
+        closes = token in "}]"
+        depth -= closes
+        if closes != (before in ("{", "[", ",")):  # an empty object or list stays on its line
             out.append("\n" + "  " * depth)
         out.append(": " if token == ":" else token)
-        if token in ("{", "["):
-            depth += 1
+        depth += token in "{["
         before = token
     return "".join(out)
