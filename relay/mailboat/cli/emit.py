@@ -5,22 +5,12 @@ from typing import Any, Final
 import click
 
 import mailboat
-from mailboat.cli.manifests import mismatches
+from mailboat.cli.manifests import mismatch
 from mailboat.cli.options import ManifestSource, is_called, with_manifests
 from mailboat.errors import ConfigError, EmitRefused, SchemaMismatch
 from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 
-_FLAGS: Final = {
-    "type": "TYPE",
-    "payload": "PAYLOAD",
-    "key": "--key",
-    "aggregate_type": "--aggregate-type",
-    "aggregate_id": "--aggregate-id",
-    "headers": "--header",
-    "tags": "--tag",
-    "content_type": "--content-type",
-}
 _INSUFFICIENT_PRIVILEGE: Final = "42501"
 _WORDS: Final = (
     ("content_type='text/plain'", "--content-type text/plain"),
@@ -65,26 +55,29 @@ async def emit(
         async with outbox.link("emit") as link, link.transaction():
             event_id = await mailboat.emit(link.connection, type, payload, outbox=outbox.table, **given)
     except EmitRefused as refusal:
-        raise EmitRefused(by_flags(str(refusal))) from refusal
+        raise EmitRefused(_by_flags(str(refusal))) from refusal
     except SchemaMismatch as error:
         cause = error.__cause__
         if getattr(cause, "sqlstate", None) == _INSUFFICIENT_PRIVILEGE and (notes := getattr(cause, "__notes__", None)):
             raise SchemaMismatch(f"{str(error).partition('. ')[0]}: {notes[0]}") from error  # not the relay's grant
         raise
     click.echo(str(event_id))
-    reasons = mismatches(outbox.subscriptions, type, given["aggregate_type"], given["tags"])
+    reasons = {
+        full_name(each): mismatch(each, type, given["aggregate_type"], given["tags"]) for each in outbox.subscriptions
+    }
     if all(reasons.values()):
         summary = "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or "the manifests have none"
         click.echo(safe(f"note: no subscription matches the event, so it is not delivered ({summary})"), err=True)
 
 
-def by_flags(refusal: str) -> str:
+def _by_flags(refusal: str) -> str:
     """Rewrite a refusal of ``mailboat.emit`` from argument names to the options of this command."""
     argument, _, problem = refusal.removeprefix("emit: ").partition(" ")
     field, _, name = argument.partition(".")
-    flag = _FLAGS.get(field)
-    if flag is None:
+    given = next((each for each in emit.params if each.name == field), None)
+    if given is None:
         return refusal
     for python, option in _WORDS:
         problem = problem.replace(python, option)
+    flag = given.opts[0] if isinstance(given, click.Option) else given.human_readable_name
     return f"{flag}{f' {name}' if name else ''}: {problem}"
