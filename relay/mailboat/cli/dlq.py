@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from mailboat.cli.event_filter import Selection, no_such_dead_letter, with_selection
+from mailboat.cli.event_filter import Selection, Table, no_such_dead_letter, with_selection
 from mailboat.cli.options import ManifestSource, duration_option, is_called, with_manifests
 from mailboat.cli.output import counted, describe, json_line, json_row, key_cell, moment, named, shortened
 from mailboat.errors import ConfigError
@@ -21,7 +21,7 @@ from mailboat_spec import full_name
 if TYPE_CHECKING:
     from mailboat.cli.topic_dead_letters import TopicDeadLetters
 
-_COLUMNS: Final[Mapping[str, Callable[[DeadLetter], str]]] = {
+_COLUMNS: Final[Table[DeadLetter]] = {
     "ID": lambda letter: str(letter.dead_id),
     "SUBSCRIPTION": lambda letter: letter.subscription,
     "TYPE": lambda letter: letter.type,
@@ -69,7 +69,7 @@ async def list_(source: ManifestSource, selection: Selection, replayed: bool, as
     if (topic := _consumer_topic(source, selection)) is not None:
         return await topic.list_letters(selection, replayed=replayed, as_json=as_json)
     query = partial(dead_letters.list_dead, replayed=replayed, limit=selection.limit)
-    letters = await selection.query(source.outboxes(), "dlq list", query)
+    letters = await selection.query(source, "dlq list", query)
     empty = "no dead letters" + (" match" if selection.narrows else "")
     selection.print(letters, _COLUMNS, json_row if as_json else None, empty=empty, order="newest")
 
@@ -84,7 +84,7 @@ async def show(source: ManifestSource, id: str, subscription: str | None, as_jso
     selection = Selection.of_id(id, subscription)
     if (topic := _consumer_topic(source, selection)) is not None:
         return await topic.show_letters(selection, as_json=as_json)
-    letters = await selection.query(source.outboxes(), "dlq show", partial(dead_letters.show_dead, limit=10))
+    letters = await selection.query(source, "dlq show", partial(dead_letters.show_dead, limit=10))
     if not letters:
         raise no_such_dead_letter(id)
     documents = [json_line(letter.pop("document")) for letter in letters]
@@ -109,13 +109,13 @@ async def replay(source: ManifestSource, selection: Selection, dry_run: bool, ra
     selection.require_filter()
     if (topic := _consumer_topic(source, selection)) is not None:
         return await topic.replay_letters(selection, dry_run=dry_run, rate=rate, again=again)
-    chosen = source.outboxes()
-    await selection.must_exist(chosen)
     replayed = matched = 0
-    for outbox in chosen:
+    for outbox in await selection.outboxes(source):
         async with outbox.link("dlq replay") as link:
             match = selection.match(outbox.table)
-            found = await dead_letters.candidates(link, match, replayed=again or selection.by_id, limit=selection.limit)
+            found = await dead_letters.candidates(
+                link, match, replayed=again or bool(selection.id), limit=selection.limit
+            )
             matched += len(found)
             if not again:
                 _refuse_replayed(found)
@@ -132,7 +132,7 @@ async def replay(source: ManifestSource, selection: Selection, dry_run: bool, ra
             for batch, pause in paced(plan.replay, rate):
                 await asyncio.sleep(pause)
                 replayed += await send(batch)
-    if selection.by_id and not matched:
+    if selection.id and not matched:
         raise no_such_dead_letter(selection.id)
     click.echo(f"{counted(replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}")
 
@@ -182,16 +182,14 @@ async def purge(source: ManifestSource, selection: Selection, older_than: float,
     """
     selection.require_filter()
     if (topic := _consumer_topic(source, selection)) is not None:
-        consumer, name = topic.access.name, topic.access.topic
+        consumer, name = topic.name, topic.topic
         raise ConfigError(f"the dead letters of {consumer} are on topic {name}: its retention deletes them.")
     if not yes:
         raise ConfigError("this deletes dead letters for good: say --yes.")
-    chosen = source.outboxes()
-    await selection.must_exist(chosen)
-    if selection.by_id and not await selection.query(chosen, "dlq purge", partial(dead_letters.show_dead, limit=1)):
+    if selection.id and not await selection.query(source, "dlq purge", partial(dead_letters.show_dead, limit=1)):
         raise no_such_dead_letter(selection.id)
     deleted = 0
-    for outbox in chosen:
+    for outbox in await selection.outboxes(source):
         left = None if selection.limit is None else selection.limit - deleted
         async with outbox.link("dlq purge") as link:
             deleted += await dead_letters.purge(link, selection.match(outbox.table), older_than=older_than, limit=left)

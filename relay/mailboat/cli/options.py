@@ -175,7 +175,6 @@ def manifests_of(files: Sequence[Path]) -> Manifests:
 
 
 def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
-    """Return every relay with the subscriptions that reference it."""
     served: dict[str, list[EventSubscription]] = defaultdict(list)
     for each in manifests.subscriptions:
         served[f"{each.metadata.namespace}/{each.spec.relay}"].append(each)
@@ -185,9 +184,8 @@ def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
 async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbox, KnownSubscription]:
     """Return the subscription of that name, with or without namespace, from any outbox. Raises ``ConfigError``."""
     known = await declared(choices)
+    require_known(name, [each.name for _, each in known])
     found = [(outbox, each) for outbox, each in known if is_called(each.name, name)]
-    if not found:
-        raise unknown_subscription(name, [each.name for _, each in known])
     if len(found) > 1:
         raise ConfigError(f"{name} is the name of several: {', '.join(each.name for _, each in found)}. Say which one.")
     return found[0]
@@ -201,14 +199,23 @@ async def declared(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscri
     return known
 
 
+async def require_declared(choices: Sequence[Outbox], name: str) -> None:
+    """Raise ``ConfigError`` for a subscription that no manifest and no database has."""
+    manifests = (full_name(each) for outbox in choices for each in outbox.subscriptions)
+    if not any(is_called(each, name) for each in manifests):
+        require_known(name, [each.name for _, each in await declared(choices)])
+
+
 def is_called(full: str, name: str) -> bool:
     """Return whether a name, with or without namespace, is that of a subscription."""
     return name in (full, full.partition("/")[2])
 
 
-def unknown_subscription(name: str, known: Sequence[str]) -> ConfigError:
-    names = ", ".join(known) or "none; a relay makes them when it first runs"
-    return ConfigError(f"the database knows no subscription {name}. It knows: {names}.")
+def require_known(name: str, known: Sequence[str]) -> None:
+    """Raise ``ConfigError`` unless one of the known subscriptions has the name."""
+    if not any(is_called(each, name) for each in known):
+        names = ", ".join(known) or "none; a relay makes them when it first runs"
+        raise ConfigError(f"the database knows no subscription {name}. It knows: {names}.")
 
 
 def duration_option(name: str, *, default: str, help: str) -> Callable[[Command], Command]:

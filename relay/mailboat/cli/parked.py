@@ -1,12 +1,12 @@
 """``mailboat parked``: list, show, retry and drop parked events."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeVar
 
 import click
 
-from mailboat.cli.event_filter import Selection, with_selection
+from mailboat.cli.event_filter import Selection, Table, with_selection
 from mailboat.cli.options import ManifestSource, with_manifests
 from mailboat.cli.output import counted, describe, json_row, key_cell, moment, shortened
 from mailboat.errors import ConfigError
@@ -15,7 +15,7 @@ from mailboat.store.admin.parked_events import ParkedEvent
 
 Result = TypeVar("Result")
 
-_COLUMNS: Final[Mapping[str, Callable[[ParkedEvent], str]]] = {
+_COLUMNS: Final[Table[ParkedEvent]] = {
     "ID": lambda event: str(event.ordinal),
     "SUBSCRIPTION": lambda event: event.subscription,
     "TYPE": lambda event: event.type,
@@ -40,7 +40,7 @@ def parked() -> None:
 async def list_(source: ManifestSource, selection: Selection, behind: bool, as_json: bool) -> None:
     """List the heads of parked keys; BEHIND counts the later events of the same key."""
     query = partial(parked_events.list_parked, behind=behind, limit=selection.limit)
-    events = await selection.query(source.outboxes(), "parked list", query)
+    events = await selection.query(source, "parked list", query)
     empty = "nothing is parked" + (" that matches" if selection.narrows else "")
     selection.print(events, _COLUMNS, json_row if as_json else None, empty=empty, order="first")
 
@@ -59,8 +59,7 @@ def _next_attempt(event: ParkedEvent) -> str:
 @with_manifests
 async def show(source: ManifestSource, id: str) -> None:
     """Show everything about the parked event ID (its number, or the event's id): failure, headers, payload."""
-    query = partial(parked_events.show_parked, limit=10)
-    events = await Selection.of_id(id).query(source.outboxes(), "parked show", query)
+    events = await Selection.of_id(id).query(source, "parked show", partial(parked_events.show_parked, limit=10))
     if not events:
         raise _no_such(id)
     click.echo("\n\n".join(map(describe, events)))
@@ -105,11 +104,9 @@ async def _apply(
 ) -> list[Result]:
     """Change the selected events of each outbox, heads and those behind them. Return one result per outbox."""
     selection.require_filter()
-    chosen = source.outboxes()
-    await selection.must_exist(chosen)
     results: list[Result] = []
     matched = 0
-    for outbox in chosen:
+    for outbox in await selection.outboxes(source):
         async with outbox.link(purpose) as link:
             match = selection.match(outbox.table)
             events = await parked_events.list_parked(link, match, behind=True, limit=selection.limit)
@@ -117,6 +114,6 @@ async def _apply(
             if events and not confirmed:
                 raise ConfigError(f"this gives up on {counted(len(events), 'parked event')}: say --yes.")
             results.append(await change(link, outbox.table, events, unordered=outbox.unordered))
-    if selection.by_id and not matched:
+    if selection.id and not matched:
         raise _no_such(selection.id)
     return results

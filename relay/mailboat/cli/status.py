@@ -17,14 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from mailboat.cli import status_rows
-from mailboat.cli.options import (
-    ManifestSource,
-    Outbox,
-    duration_option,
-    is_called,
-    unknown_subscription,
-    with_manifests,
-)
+from mailboat.cli.options import ManifestSource, Outbox, duration_option, is_called, require_known, with_manifests
 from mailboat.cli.output import age, counted
 from mailboat.cli.status_rows import StatusLine
 from mailboat.errors import DatabaseUnavailable, MailboatError
@@ -137,8 +130,8 @@ class StatusQuery:
             return replace(overview, remarks=(*self.consumed.values(), *overview.remarks))
         lines = [line for line in overview.lines if is_called(line.name, self.name)]
         remarks = [remark for full, remark in self.consumed.items() if is_called(full, self.name)]
-        if not lines and not remarks and not overview.unavailable:
-            raise unknown_subscription(self.name, [line.name for line in overview.lines])
+        if not remarks and not overview.unavailable:
+            require_known(self.name, [line.name for line in overview.lines])
         return replace(overview, lines=lines, remarks=(*remarks, *overview.remarks))
 
     async def overview_or_error(self) -> Overview:
@@ -192,7 +185,6 @@ async def _wait(view: StatusQuery, every: float, timeout: float, as_json: bool) 
 
 
 def _print(view: StatusQuery, overview: Overview, as_json: bool, indent: int | None = 2) -> None:
-    console = Console()
     if as_json:
         document = {
             "subscriptions": [line.as_json() for line in overview.lines],
@@ -200,10 +192,8 @@ def _print(view: StatusQuery, overview: Overview, as_json: bool, indent: int | N
             "remarks": overview.remarks,
         }
         click.echo(json.dumps(document, indent=indent, ensure_ascii=False))
-    elif console.is_terminal:
-        console.print(coloured(view.text(overview)), soft_wrap=True)
     else:
-        click.echo("\n".join(view.text(overview)))
+        Console().print(coloured(view.text(overview)), soft_wrap=True)
 
 
 async def _of_urls(urls: Sequence[str]) -> Overview:
@@ -237,12 +227,14 @@ async def _of_outbox(outbox: Outbox) -> Overview:
     async with outbox.link("status") as link:
         known = await known_subscriptions(link, outbox.table)
         addresses = await relay_addresses(link, outbox.table)
-        backlogs = [await backlog(link, outbox.layout, each, manifests) for each in known]
+        lines = [
+            status_rows.from_database(each, await backlog(link, outbox.layout, each, manifests), manifests)
+            for each in known
+        ]
         remarks = (await coverage(link, outbox.layout, manifests)).remarks()
     responses = await fetch_statuses(addresses)
     documents = _relays(responses)
     reported = {line.name: line for line in status_rows.from_relays(documents)}
-    lines = [status_rows.from_database(*each, manifests) for each in zip(known, backlogs, strict=True)]
     names = {line.name for line in lines}
     lines += [status_rows.not_started(each) for each in manifests if full_name(each) not in names]
     lines = [status_rows.enriched(line, reported.get(line.name)) for line in sorted(lines, key=lambda line: line.name)]
