@@ -58,11 +58,6 @@ class StatusLine:
         return self.state == "Running" and owned and self.sink_reachable is not False
 
     @property
-    def caught_up(self) -> bool:
-        """Whether the subscription is ready and has no event left to deliver, as ``status --wait`` requires."""
-        return self.ready and self.lag == 0 and self.parked == 0
-
-    @property
     def ready_text(self) -> str:
         return str(self.ready) if self.state == "Running" else self.state
 
