@@ -32,13 +32,13 @@ async def migrate(source: ManifestSource, dry_run: bool, sql: bool) -> None:
     """
     migrations = MigrationScript()
     for outbox in source.outboxes():
-        if not sql:
+        if sql:
+            async with outbox.link("migrate") as link:
+                script = await migrations.script(link, outbox.table)
+            about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
+            click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
+        else:
             await _migrate(outbox, dry_run)
-            continue
-        async with outbox.link("migrate") as link:
-            script = await migrations.script(link, outbox.table)
-        about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
-        click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
 
 
 async def _migrate(outbox: Outbox, dry_run: bool) -> None:

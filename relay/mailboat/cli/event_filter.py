@@ -1,7 +1,5 @@
 """Selection of dead letters or parked events: the options, and their translation to a database filter."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -9,16 +7,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import click
 
-from mailboat.cli.options import Command, ManifestSource, Outbox, parser, require_declared, with_manifests
+from mailboat.cli.options import Command, ManifestSource, Outbox, find_subscriptions, is_called, parser, with_manifests
 from mailboat.cli.output import columns
 from mailboat.errors import ConfigError
 from mailboat.store.admin.selection import Match
 from mailboat.store.connection import PostgresConnection
-from mailboat_spec import Duration, Pattern
+from mailboat_spec import Duration, Pattern, full_name
 
 Found = TypeVar("Found")
 Query = Callable[[PostgresConnection, Match], Awaitable[list[Found]]]
@@ -45,7 +43,7 @@ class Selection:
     """Partition and offset on a dead-letter topic, as PARTITION:OFFSET."""
 
     @classmethod
-    def of_id(cls, text: str, subscription: str | None = None) -> Selection:
+    def of_id(cls, text: str, subscription: str | None = None) -> Self:
         if text.isascii() and text.isdigit() and len(text) < 19:
             return cls(Match("", subscription, number=int(text)), id=str(int(text)))
         if re.fullmatch(r"[0-9]{1,10}:[0-9]{1,19}", text):
@@ -67,15 +65,15 @@ class Selection:
         return replace(self.filter, outbox=outbox)
 
     def require_filter(self) -> None:
-        """Raise a usage error unless there is a filter or --all."""
         if not self.narrows and not self.all:
             raise click.UsageError("say which ones (--id, --key, --type, --error, ...), or --all")
 
     async def outboxes(self, source: ManifestSource) -> list[Outbox]:
         """Return the outboxes to search. Raise ``ConfigError`` for an unknown subscription: it would match nothing."""
-        chosen = source.outboxes()
-        if self.filter.subscription is not None:
-            await require_declared(chosen, self.filter.subscription)
+        chosen, name = source.outboxes(), self.filter.subscription
+        declared = (full_name(each) for outbox in chosen for each in outbox.subscriptions)
+        if name is not None and not any(is_called(each, name) for each in declared):
+            await find_subscriptions(chosen, name)  # a relay has declared it, whose manifests are not here
         return chosen
 
     async def query(self, source: ManifestSource, purpose: str, query: Query[Found]) -> list[Found]:

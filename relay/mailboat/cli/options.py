@@ -24,6 +24,7 @@ from mailboat_spec.structured_logs import LogFormat, configure
 
 Command = Callable[..., Any]
 
+_LOG_LEVELS = click.Choice(["debug", "info", "warning", "error"])
 _HINT = "\nCheck that the server runs and can be reached from here, and the host, port, user and password of the URL."
 
 PATH = click.Path(path_type=Path, readable=False)
@@ -32,7 +33,6 @@ PATH = click.Path(path_type=Path, readable=False)
 MANIFESTS_VARIABLE = "MAILBOAT_MANIFESTS"
 """Default of -f. The operator sets it in relay containers; several paths are separated by colons."""
 DEFAULT_MANIFEST = Path("mailboat.yaml")
-"""Read if neither -f nor the variable names a manifest."""
 
 
 def _manifests(context: click.Context, _: click.Parameter, files: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -95,11 +95,7 @@ def with_logging(command: Command) -> Command:
     """Add --log-level and --log-format to a command, and configure logging before it runs."""
 
     @click.option(
-        "--log-level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        default="info",
-        show_default=True,
-        help="Lowest level that is logged.",
+        "--log-level", type=_LOG_LEVELS, default="info", show_default=True, help="Lowest level that is logged."
     )
     @click.option(
         "--log-format",
@@ -164,8 +160,7 @@ class ManifestSource:
 
     def outboxes(self, *, needs_relay: bool = True) -> list[Outbox]:
         manifests = load(self.files, needs_relay=needs_relay)
-        existing_secrets_folder(self.secrets_dir, os.environ)
-        return outboxes_of(manifests, self.secrets)
+        return outboxes_of(manifests, Secrets(existing_secrets_folder(self.secrets_dir, os.environ), os.environ))
 
 
 def manifests_of(files: Sequence[Path]) -> Manifests:
@@ -182,28 +177,21 @@ def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
 
 
 async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbox, KnownSubscription]:
-    """Return the subscription of that name, with or without namespace, from any outbox. Raises ``ConfigError``."""
-    known = await declared(choices)
-    require_known(name, [each.name for _, each in known])
-    found = [(outbox, each) for outbox, each in known if is_called(each.name, name)]
+    """Return the only subscription of that name from any outbox. Raise ``ConfigError`` for an ambiguous name, too."""
+    found = await find_subscriptions(choices, name)
     if len(found) > 1:
         raise ConfigError(f"{name} is the name of several: {', '.join(each.name for _, each in found)}. Say which one.")
     return found[0]
 
 
-async def declared(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscription]]:
+async def find_subscriptions(choices: Sequence[Outbox], name: str) -> list[tuple[Outbox, KnownSubscription]]:
+    """Return the subscriptions in the databases that have the name. Raise ``ConfigError`` if there is none."""
     known: list[tuple[Outbox, KnownSubscription]] = []
     for outbox in choices:
         async with outbox.link("look up") as link:
             known += [(outbox, each) for each in await known_subscriptions(link, outbox.table)]
-    return known
-
-
-async def require_declared(choices: Sequence[Outbox], name: str) -> None:
-    """Raise ``ConfigError`` for a subscription that no manifest and no database has."""
-    manifests = (full_name(each) for outbox in choices for each in outbox.subscriptions)
-    if not any(is_called(each, name) for each in manifests):
-        require_known(name, [each.name for _, each in await declared(choices)])
+    require_known(name, [each.name for _, each in known])
+    return [(outbox, each) for outbox, each in known if is_called(each.name, name)]
 
 
 def is_called(full: str, name: str) -> bool:

@@ -55,8 +55,7 @@ def _field(value: object) -> str:
 
 def json_row(row: Any) -> str:
     """Return a named tuple as one line of JSON, for programs."""
-    fields = {name: moment(value) if isinstance(value, datetime) else value for name, value in row._asdict().items()}
-    return json.dumps(fields, default=str, ensure_ascii=False)
+    return json.dumps(row._asdict(), default=moment, ensure_ascii=False)
 
 
 def age(seconds: float | None) -> str:
