@@ -24,7 +24,7 @@ _COMMANDS: Final = {
     "init": "manifests",
     "check": "manifests",
     "run": "run",
-    "consume": "consume",
+    "consume": "application",
     "status": "status",
     "migrate": "database",
     "verify": "database",
@@ -33,9 +33,9 @@ _COMMANDS: Final = {
     "pause": "database",
     "resume": "database",
     "forget": "database",
-    "dlq": "dlq",
-    "parked": "parked",
-    "emit": "emit",
+    "dlq": "failed_events",
+    "parked": "failed_events",
+    "emit": "application",
     "match": "manifests",
     "schema": "manifests",
     "debug": "manifests",
@@ -63,14 +63,10 @@ class Commands(click.Group):
         command: click.Command = getattr(import_module(f"mailboat.cli.{_COMMANDS[cmd_name]}"), cmd_name)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            meant = get_close_matches(name, _COMMANDS, 1) or [
-                each for each in _SUBCOMMANDS if each.endswith(f" {name}")
-            ]
+            meant = get_close_matches(name, _COMMANDS, 1) or [each for each in _SUBCOMMANDS if name in each.split()]
             hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)

@@ -1,7 +1,4 @@
-"""``mailboat dlq`` for consumers behind a broker: their dead letters are on a topic, not in a database.
-
-Imported only if such a consumer is meant: it imports the consumer kit.
-"""
+"""``mailboat dlq`` for consumers behind a broker: their dead letters are on a topic, not in a database."""
 
 import json
 from collections import deque

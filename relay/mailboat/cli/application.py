@@ -1,12 +1,15 @@
-"""``mailboat emit``: one event, for trying things out."""
+"""``mailboat emit`` and ``mailboat consume``: the application's side, from the command line."""
 
+import sys
+from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 import mailboat
 from mailboat.cli.manifests import mismatch
-from mailboat.cli.options import ManifestSource, is_called, with_manifests
+from mailboat.cli.options import ManifestSource, is_called, with_logging, with_manifests
 from mailboat.errors import ConfigError, EmitRefused, SchemaMismatch
 from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
@@ -81,3 +84,37 @@ def _by_flags(refusal: str) -> str:
         problem = problem.replace(python, option)
     flag = given.opts[0] if isinstance(given, click.Option) else given.human_readable_name
     return f"{flag}{f' {name}' if name else ''}: {problem}"
+
+
+@click.command(short_help="Run the handlers of a consumer.")
+@with_manifests
+@click.argument("target", metavar="MODULE:CONSUMER")
+@click.option("--listen", metavar="ADDRESS", help="Address of /livez, /readyz, /status and /metrics, like :8080.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1024),
+    help="Outbox: transactions at the same time. Source: events at the same time.",
+)
+@with_logging
+def consume(source: ManifestSource, target: str, listen: str | None, concurrency: int | None) -> None:
+    """Run the handlers of a subscription until SIGTERM or SIGINT: one with sink pull, or one with a source.
+
+    MODULE:CONSUMER names a mailboat.Consumer, as in shop.billing:consumer; the module is looked for in the current
+    folder first. At the first signal, running handlers finish and their transactions commit.
+    """
+    from mailboat.consumer import Consumer  # large, and the list of commands imports this module
+
+    module, colon, name = target.partition(":")
+    if not (module and colon and name):
+        raise ConfigError(f"{target} names no consumer: write module:consumer, as in shop.billing:consumer.")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise  # a missing dependency of the application
+        raise ConfigError(f"{target}: there is no module {module} here: start it in the folder that has it.") from error
+    if not isinstance(found, Consumer):
+        raise ConfigError(f"{target}: {module} has no mailboat.Consumer called {name}.")
+    found.configure(manifests=source.files, secrets_dir=source.secrets_dir, listen=listen, concurrency=concurrency)
+    found.run()
