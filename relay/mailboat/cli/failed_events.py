@@ -1,26 +1,22 @@
-"""``mailboat dlq`` and ``mailboat parked``: events that failed, with and without attempts left."""
-
-from __future__ import annotations
+"""``mailboat dlq`` and ``mailboat parked``: events that failed, for good or until their next attempt."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import click
 
 from mailboat.cli.event_filter import Selection, Table, no_such_dead_letter, with_selection
 from mailboat.cli.options import ManifestSource, duration_option, is_called, with_manifests
 from mailboat.cli.output import counted, describe, json_line, json_row, key_cell, moment, named, shortened
+from mailboat.cli.topic_dead_letters import TopicDeadLetters
 from mailboat.errors import ConfigError
 from mailboat.runtime.manifest_files import load
 from mailboat.store.admin import dead_letters, parked_events
 from mailboat.store.admin.dead_letters import Candidate, DeadLetter
 from mailboat.store.admin.parked_events import ParkedEvent
 from mailboat_spec import full_name
-
-if TYPE_CHECKING:
-    from mailboat.cli.topic_dead_letters import TopicDeadLetters
 
 Result = TypeVar("Result")
 
@@ -64,8 +60,6 @@ def _consumer_topic(source: ManifestSource, selection: Selection) -> TopicDeadLe
         return None
     if len(consumers) > 1:
         raise click.UsageError(f"say --subscription: one of {', '.join(map(full_name, consumers))}")
-    from mailboat.cli.topic_dead_letters import TopicDeadLetters  # imports the consumer kit
-
     return TopicDeadLetters(consumers[0], source.secrets)
 
 

@@ -58,10 +58,8 @@ class Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        command: click.Command = getattr(import_module(f"mailboat.cli.{_COMMANDS[cmd_name]}"), cmd_name)
-        return command
+        module = _COMMANDS.get(cmd_name)
+        return None if module is None else getattr(import_module(f"mailboat.cli.{module}"), cmd_name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]

@@ -1,7 +1,6 @@
-"""Lines of ``mailboat status``, one per subscription, merged from the status of relays and the database.
+"""Lines of ``mailboat status``, one per subscription: pure functions from documents and rows to lines, and to text.
 
-The database has the progress, even if no relay runs. Relays have rates, errors and the state of sinks. Pure functions
-from documents and rows to lines, and from lines to text.
+The database has the progress, even if no relay runs. Relays have rates, errors and the state of sinks.
 """
 
 from collections import Counter, defaultdict
