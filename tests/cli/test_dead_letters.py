@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from mailboat.cli.dlq import paced
+from mailboat.cli.failed_events import paced
 from mailboat.store.admin.dead_letters import Candidate, candidates, plan, replay
 from mailboat.store.admin.selection import Match
 from support.cli import Place, make_known, subscription_manifest
@@ -410,7 +410,7 @@ def test_only_replayed_dead_letters_can_be_purged(place, number):
 
 def test_a_purge_by_other_filters_than_the_id_reads_no_payload(place, number, monkeypatch):
     bury(place, number, 1, replayed_at="2026-01-02T00:00:00Z")
-    monkeypatch.setattr("mailboat.cli.dlq.dead_letters.show_dead", None)
+    monkeypatch.setattr("mailboat.cli.failed_events.dead_letters.show_dead", None)
     assert place.ok("dlq", "purge", "--key", "k", "--yes", "--older-than", "0s") == "1 dead letter deleted\n"
 
 

@@ -8,8 +8,7 @@ from mailboat.cli.options import ManifestSource, Outbox, find_subscription, for_
 from mailboat.cli.output import counted
 from mailboat.errors import ConfigError
 from mailboat.runtime.maintenance import RetentionClock, limits
-from mailboat.store.admin.overview import forget as forget_subscription
-from mailboat.store.admin.overview import relays_serving, set_state
+from mailboat.store.admin import overview
 from mailboat.store.cursor_changes import rebase as rebase_cursors
 from mailboat.store.schema.migrate import MigrationScript, apply_migrations, pending_migrations
 from mailboat.store.schema.time_partitions import RetentionSweep, Supply, ensure_partitions, server_time
@@ -32,13 +31,13 @@ async def migrate(source: ManifestSource, dry_run: bool, sql: bool) -> None:
     """
     migrations = MigrationScript()
     for outbox in source.outboxes():
-        if not sql:
+        if sql:
+            async with outbox.link("migrate") as link:
+                script = await migrations.script(link, outbox.table)
+            about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
+            click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
+        else:
             await _migrate(outbox, dry_run)
-            continue
-        async with outbox.link("migrate") as link:
-            script = await migrations.script(link, outbox.table)
-        about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
-        click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
 
 
 async def _migrate(outbox: Outbox, dry_run: bool) -> None:
@@ -165,7 +164,7 @@ async def _set_state(source: ManifestSource, name: str, state: str, reason: str 
         click.echo(f"{known.name} was {verb} already")
         return
     async with outbox.link(verb) as link:
-        await set_state(link, outbox.table, known.name, state, reason)
+        await overview.set_state(link, outbox.table, known.name, state, reason)
     click.echo(f"{known.name} is {verb}; relays follow within a second or two")
 
 
@@ -182,12 +181,12 @@ async def forget(source: ManifestSource, name: str, yes: bool) -> None:
     """
     outbox, known = await find_subscription(source.outboxes(), name)
     async with outbox.link("forget") as link:
-        if relays := await relays_serving(link, outbox.table, known.name):
+        if relays := await overview.relays_serving(link, outbox.table, known.name):
             raise ConfigError(
                 f"{known.name} is served by {', '.join(relays)}, which would create it and deliver everything again."
                 " Remove its manifest there first and wait for the next heartbeat of the relay, or stop the relay."
             )
         if not yes:
             raise ConfigError(f"this deletes the progress, parked events and dead letters of {known.name}: say --yes.")
-        await forget_subscription(link, outbox.table, known.name)
+        await overview.forget(link, outbox.table, known.name)
     click.echo(f"{known.name} is forgotten")

@@ -1,18 +1,17 @@
 """Selection of dead letters or parked events: the options, and their translation to a database filter."""
 
-from __future__ import annotations
-
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import click
 
-from mailboat.cli.options import Command, Outbox, declared, is_called, parser, unknown_subscription, with_manifests
+from mailboat.cli.options import Command, ManifestSource, Outbox, find_subscriptions, is_called, parser, with_manifests
 from mailboat.cli.output import columns
 from mailboat.errors import ConfigError
 from mailboat.store.admin.selection import Match
@@ -20,6 +19,10 @@ from mailboat.store.connection import PostgresConnection
 from mailboat_spec import Duration, Pattern, full_name
 
 Found = TypeVar("Found")
+Query = Callable[[PostgresConnection, Match], Awaitable[list[Found]]]
+Cell = Callable[[Found], str]
+Table = Mapping[str, Cell[Found]]
+"""Column -> text of its cell."""
 
 _DEFAULT_LIMIT = 100
 _ANY = Match(outbox="")
@@ -34,17 +37,23 @@ class Selection:
     """Filter without an outbox; ``match`` sets it."""
     limit: int | None = None
     all: bool = False
+    id: str = ""
+    """Number, event id or place of the one event that is selected; else empty."""
     place: str | None = None
     """Partition and offset on a dead-letter topic, as PARTITION:OFFSET."""
 
     @classmethod
-    def of_id(cls, text: str, subscription: str | None = None) -> Selection:
-        number, event_id, place = _id(text)
-        return cls(Match("", subscription, number=number, event_id=event_id), place=place)
-
-    @property
-    def by_id(self) -> bool:
-        return self.filter.number is not None or self.filter.event_id is not None or self.place is not None
+    def of_id(cls, text: str, subscription: str | None = None) -> Self:
+        if text.isascii() and text.isdigit() and len(text) < 19:
+            return cls(Match("", subscription, number=int(text)), id=str(int(text)))
+        if re.fullmatch(r"[0-9]{1,10}:[0-9]{1,19}", text):
+            return cls(Match("", subscription), id=text, place=text)
+        try:
+            event_id = str(uuid.UUID(text))
+        except ValueError:
+            problem = f"{text!r} is neither a number nor an event's id (a UUID)"
+            raise click.BadParameter(problem, param_hint="ID") from None
+        return cls(Match("", subscription, event_id=event_id), id=event_id)
 
     @property
     def narrows(self) -> bool:
@@ -56,44 +65,26 @@ class Selection:
         return replace(self.filter, outbox=outbox)
 
     def require_filter(self) -> None:
-        """Raise a usage error unless there is a filter or --all."""
         if not self.narrows and not self.all:
             raise click.UsageError("say which ones (--id, --key, --type, --error, ...), or --all")
 
-    async def must_exist(self, chosen: Sequence[Outbox]) -> None:
-        """Raise ``ConfigError`` for a subscription that no database and no manifest has: it would match nothing."""
-        name, manifests = self.filter.subscription, (each for outbox in chosen for each in outbox.subscriptions)
-        if name is None or any(is_called(full_name(each), name) for each in manifests):
-            return
-        known = [each.name for _, each in await declared(chosen)]
-        if not any(is_called(each, name) for each in known):
-            raise unknown_subscription(name, known)
+    async def outboxes(self, source: ManifestSource) -> list[Outbox]:
+        """Return the outboxes to search. Raise ``ConfigError`` for an unknown subscription: it would match nothing."""
+        chosen, name = source.outboxes(), self.filter.subscription
+        declared = (full_name(each) for outbox in chosen for each in outbox.subscriptions)
+        if name is not None and not any(is_called(each, name) for each in declared):
+            await find_subscriptions(chosen, name)  # a relay has declared it, whose manifests are not here
+        return chosen
 
-    @property
-    def id(self) -> str:
-        return str(self.place or self.filter.event_id or self.filter.number)
-
-    async def query(
-        self,
-        chosen: Sequence[Outbox],
-        purpose: str,
-        query: Callable[[PostgresConnection, Match], Awaitable[list[Found]]],
-    ) -> list[Found]:
-        await self.must_exist(chosen)
+    async def query(self, source: ManifestSource, purpose: str, query: Query[Found]) -> list[Found]:
         found: list[Found] = []
-        for outbox in chosen:
+        for outbox in await self.outboxes(source):
             async with outbox.link(purpose) as link:
                 found += await query(link, self.match(outbox.table))
         return found
 
     def print(
-        self,
-        found: Sequence[Found],
-        table: Mapping[str, Callable[[Found], str]],
-        to_json: Callable[[Found], str] | None,
-        *,
-        empty: str,
-        order: str,
+        self, found: Sequence[Found], table: Table[Found], to_json: Cell[Found] | None, *, empty: str, order: str
     ) -> None:
         """Print rows as a table, or as JSON with ``to_json``. ``order`` says which rows the limit keeps: the newest."""
         if to_json is not None:
@@ -110,28 +101,16 @@ def no_such_dead_letter(id: str) -> ConfigError:
     return ConfigError(f"there is no dead letter {id}. `mailboat dlq list --replayed` shows which there are.")
 
 
-def _id(text: str) -> tuple[int | None, str | None, str | None]:
-    if text.isascii() and text.isdigit() and len(text) < 19:
-        return int(text), None, None
-    if re.fullmatch(r"[0-9]{1,10}:[0-9]{1,19}", text):
-        return None, None, text
-    try:
-        return None, str(uuid.UUID(text)), None
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is neither a number nor an event's id (a UUID)", param_hint="ID") from None
-
-
 def _point_in_time(text: str) -> datetime:
     """Parse an RFC 3339 time (UTC without a zone), or a duration before now (2h, 30m)."""
-    try:
+    with suppress(ValueError):
         time = datetime.fromisoformat(text)
-    except ValueError:
-        try:
-            return datetime.now(UTC) - timedelta(seconds=Duration.parse(text).seconds)
-        except ValueError as error:
-            message = f"write a time like 2026-01-31T12:00:00Z, or how long ago it was, like 2h ({error})"
-            raise click.BadParameter(message) from None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+        return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    try:
+        return datetime.now(UTC) - timedelta(seconds=Duration.parse(text).seconds)
+    except ValueError as error:
+        message = f"write a time like 2026-01-31T12:00:00Z, or how long ago it was, like 2h ({error})"
+        raise click.BadParameter(message) from None
 
 
 def with_selection(command: Command) -> Command:
@@ -151,9 +130,9 @@ def with_selection(command: Command) -> Command:
     @click.option("--all", "all_", is_flag=True, help="All of them.")
     @wraps(command)
     def wrapper(id_: str | None, limit: int | None, all_: bool, **options: Any) -> Any:
-        number, event_id, place = _id(id_) if id_ is not None else (None, None, None)
+        by_id = Selection() if id_ is None else Selection.of_id(id_)
         fields = {name: options.pop(name) for name in _FILTER_OPTIONS}
-        selection = Selection(Match("", number=number, event_id=event_id, **fields), limit, all_, place)
+        selection = replace(by_id, filter=replace(by_id.filter, **fields), limit=limit, all=all_)
         if limit is None and not all_ and not selection.narrows:
             selection = Selection(limit=_DEFAULT_LIMIT)
         return command(selection=selection, **options)

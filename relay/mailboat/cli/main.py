@@ -19,17 +19,12 @@ from mailboat.errors import ConfigError, DatabaseUnavailable, EmitRefused, Mailb
 from mailboat.terminal_escapes import safe
 from mailboat_spec.redaction import forget_details, redact
 
-_EXIT_CODES: Final[tuple[tuple[type[MailboatError], int], ...]] = (
-    (ConfigError, 3),
-    (EmitRefused, 3),
-    (SchemaMismatch, 4),
-    (DatabaseUnavailable, 5),
-)
+_EXIT_CODES: Final = {ConfigError: 3, EmitRefused: 3, SchemaMismatch: 4, DatabaseUnavailable: 5}
 _COMMANDS: Final = {
     "init": "manifests",
     "check": "manifests",
     "run": "run",
-    "consume": "consume",
+    "consume": "application",
     "status": "status",
     "migrate": "database",
     "verify": "database",
@@ -38,9 +33,9 @@ _COMMANDS: Final = {
     "pause": "database",
     "resume": "database",
     "forget": "database",
-    "dlq": "dlq",
-    "parked": "parked",
-    "emit": "emit",
+    "dlq": "failed_events",
+    "parked": "failed_events",
+    "emit": "application",
     "match": "manifests",
     "schema": "manifests",
     "debug": "manifests",
@@ -52,8 +47,8 @@ _SUBCOMMANDS: Final = ("dlq list", "dlq show", "dlq replay", "dlq purge", "parke
 """Commands of groups, for the hint of an unknown command."""
 
 
-def exit_code(error: MailboatError) -> int:
-    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
+def exit_code(error: Exception) -> int:
+    return next((code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), 1)
 
 
 class Commands(click.Group):
@@ -63,20 +58,13 @@ class Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        command = getattr(import_module(f"mailboat.cli.{_COMMANDS[cmd_name]}"), cmd_name)
-        assert isinstance(command, click.Command)
-        return command
+        module = _COMMANDS.get(cmd_name)
+        return None if module is None else getattr(import_module(f"mailboat.cli.{module}"), cmd_name)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            meant = get_close_matches(name, _COMMANDS, 1) or [
-                each for each in _SUBCOMMANDS if each.endswith(f" {name}")
-            ]
+            meant = get_close_matches(name, _COMMANDS, 1) or [each for each in _SUBCOMMANDS if name in each.split()]
             hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
@@ -88,16 +76,14 @@ class Commands(click.Group):
             raise
         except Exception as error:
             forget_details(error)
-            details = traceback.format_exc()
-            if isinstance(error, MailboatError):
-                code, message = exit_code(error), str(error)
-            else:
+            if ctx.params.get("debug"):
+                click.echo(safe(redact(traceback.format_exc()), lines=True), err=True)
+            message = str(error)
+            if not isinstance(error, MailboatError):
                 bug = "This is a bug in Mailboat; --debug before the command shows where."
-                code, message = 1, f"{type(error).__name__}: {error}. {bug}"
-        if ctx.params.get("debug"):
-            click.echo(safe(redact(details), lines=True), err=True)
-        click.echo(f"mailboat: {safe(redact(message), lines=True)}", err=True)
-        sys.exit(code)
+                message = f"{type(error).__name__}: {error}. {bug}"
+            click.echo(f"mailboat: {safe(redact(message), lines=True)}", err=True)
+            sys.exit(exit_code(error))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

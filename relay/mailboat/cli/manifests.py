@@ -14,7 +14,7 @@ from mailboat.errors import ConfigError
 from mailboat.runtime.manifest_files import warnings
 from mailboat.store.debug_sql import psql_script
 from mailboat.terminal_escapes import safe
-from mailboat_spec import EventSubscription, Filter, full_name
+from mailboat_spec import EventSubscription, full_name
 
 _SINKS: Final = {
     "log": "log: {}",
@@ -123,22 +123,18 @@ def match(type: str, files: tuple[Path, ...], aggregate_type: str | None, tags: 
       mailboat match order.placed
       mailboat match order.placed --aggregate-type order --tag eu
     """
-    reasons = mismatches(manifests_of(files).subscriptions, type, aggregate_type, tags)
-    rows = [(name, "no" if reason else "yes", reason or "") for name, reason in reasons.items()]
-    for line in columns(("SUBSCRIPTION", "TAKES IT", "WHY NOT"), rows):
-        click.echo(line)
+    reasons = {
+        full_name(each): mismatch(each, type, aggregate_type, tags) for each in manifests_of(files).subscriptions
+    }
+    rows = [(name, "no" if reason else "yes", reason) for name, reason in reasons.items()]
+    click.echo("\n".join(columns(("SUBSCRIPTION", "TAKES IT", "WHY NOT"), rows)))
     if all(reasons.values()):
         sys.exit(1)
 
 
-def mismatches(
-    subscriptions: Iterable[EventSubscription], type: str, aggregate_type: str | None, tags: Iterable[str]
-) -> dict[str, str]:
-    """Return by subscription why it does not take an event; empty if it does."""
-    return {full_name(each): _mismatch(each.spec.filter, type, aggregate_type, {*tags}) for each in subscriptions}
-
-
-def _mismatch(filter_: Filter, type: str, aggregate_type: str | None, has: set[str]) -> str:
+def mismatch(subscription: EventSubscription, type: str, aggregate_type: str | None, tags: Iterable[str]) -> str:
+    """Return why a subscription does not take an event; empty if it does."""
+    filter_, has = subscription.spec.filter, {*tags}
     fields = (("eventTypes", filter_.event_types, type), ("aggregateTypes", filter_.aggregate_types, aggregate_type))
     for field, patterns, value in fields:
         if patterns and (value is None or not any(pattern.matches(value) for pattern in patterns)):

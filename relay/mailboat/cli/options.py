@@ -24,6 +24,7 @@ from mailboat_spec.structured_logs import LogFormat, configure
 
 Command = Callable[..., Any]
 
+_LOG_LEVELS = click.Choice(["debug", "info", "warning", "error"])
 _HINT = "\nCheck that the server runs and can be reached from here, and the host, port, user and password of the URL."
 
 PATH = click.Path(path_type=Path, readable=False)
@@ -32,7 +33,6 @@ PATH = click.Path(path_type=Path, readable=False)
 MANIFESTS_VARIABLE = "MAILBOAT_MANIFESTS"
 """Default of -f. The operator sets it in relay containers; several paths are separated by colons."""
 DEFAULT_MANIFEST = Path("mailboat.yaml")
-"""Read if neither -f nor the variable names a manifest."""
 
 
 def _manifests(context: click.Context, _: click.Parameter, files: tuple[Path, ...]) -> tuple[Path, ...]:
@@ -95,11 +95,7 @@ def with_logging(command: Command) -> Command:
     """Add --log-level and --log-format to a command, and configure logging before it runs."""
 
     @click.option(
-        "--log-level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        default="info",
-        show_default=True,
-        help="Lowest level that is logged.",
+        "--log-level", type=_LOG_LEVELS, default="info", show_default=True, help="Lowest level that is logged."
     )
     @click.option(
         "--log-format",
@@ -164,8 +160,7 @@ class ManifestSource:
 
     def outboxes(self, *, needs_relay: bool = True) -> list[Outbox]:
         manifests = load(self.files, needs_relay=needs_relay)
-        existing_secrets_folder(self.secrets_dir, os.environ)
-        return outboxes_of(manifests, self.secrets)
+        return outboxes_of(manifests, Secrets(existing_secrets_folder(self.secrets_dir, os.environ), os.environ))
 
 
 def manifests_of(files: Sequence[Path]) -> Manifests:
@@ -175,7 +170,6 @@ def manifests_of(files: Sequence[Path]) -> Manifests:
 
 
 def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
-    """Return every relay with the subscriptions that reference it."""
     served: dict[str, list[EventSubscription]] = defaultdict(list)
     for each in manifests.subscriptions:
         served[f"{each.metadata.namespace}/{each.spec.relay}"].append(each)
@@ -183,22 +177,21 @@ def outboxes_of(manifests: Manifests, secrets: Secrets) -> list[Outbox]:
 
 
 async def find_subscription(choices: Sequence[Outbox], name: str) -> tuple[Outbox, KnownSubscription]:
-    """Return the subscription of that name, with or without namespace, from any outbox. Raises ``ConfigError``."""
-    known = await declared(choices)
-    found = [(outbox, each) for outbox, each in known if is_called(each.name, name)]
-    if not found:
-        raise unknown_subscription(name, [each.name for _, each in known])
+    """Return the only subscription of that name from any outbox. Raise ``ConfigError`` for an ambiguous name, too."""
+    found = await find_subscriptions(choices, name)
     if len(found) > 1:
         raise ConfigError(f"{name} is the name of several: {', '.join(each.name for _, each in found)}. Say which one.")
     return found[0]
 
 
-async def declared(choices: Sequence[Outbox]) -> list[tuple[Outbox, KnownSubscription]]:
+async def find_subscriptions(choices: Sequence[Outbox], name: str) -> list[tuple[Outbox, KnownSubscription]]:
+    """Return the subscriptions in the databases that have the name. Raise ``ConfigError`` if there is none."""
     known: list[tuple[Outbox, KnownSubscription]] = []
     for outbox in choices:
         async with outbox.link("look up") as link:
             known += [(outbox, each) for each in await known_subscriptions(link, outbox.table)]
-    return known
+    require_known(name, [each.name for _, each in known])
+    return [(outbox, each) for outbox, each in known if is_called(each.name, name)]
 
 
 def is_called(full: str, name: str) -> bool:
@@ -206,9 +199,11 @@ def is_called(full: str, name: str) -> bool:
     return name in (full, full.partition("/")[2])
 
 
-def unknown_subscription(name: str, known: Sequence[str]) -> ConfigError:
-    names = ", ".join(known) or "none; a relay makes them when it first runs"
-    return ConfigError(f"the database knows no subscription {name}. It knows: {names}.")
+def require_known(name: str, known: Sequence[str]) -> None:
+    """Raise ``ConfigError`` unless one of the known subscriptions has the name."""
+    if not any(is_called(each, name) for each in known):
+        names = ", ".join(known) or "none; a relay makes them when it first runs"
+        raise ConfigError(f"the database knows no subscription {name}. It knows: {names}.")
 
 
 def duration_option(name: str, *, default: str, help: str) -> Callable[[Command], Command]:

@@ -55,8 +55,7 @@ def _field(value: object) -> str:
 
 def json_row(row: Any) -> str:
     """Return a named tuple as one line of JSON, for programs."""
-    fields = {name: moment(value) if isinstance(value, datetime) else value for name, value in row._asdict().items()}
-    return json.dumps(fields, default=str, ensure_ascii=False)
+    return json.dumps(row._asdict(), default=moment, ensure_ascii=False)
 
 
 def age(seconds: float | None) -> str:
@@ -115,14 +114,11 @@ def reindented(text: str) -> str:
     out: list[str] = []
     depth, before = 0, ""
     for token in _TOKENS.findall(text):
-        if token in "}]":
-            depth -= 1
-            if before not in ("{", "["):
-                out.append("\n" + "  " * depth)
-        elif before in ("{", "[", ","):
+        closes = token in "}]"
+        depth -= closes
+        if closes != (before in ("{", "[", ",")):  # an empty object or list stays on its line
             out.append("\n" + "  " * depth)
         out.append(": " if token == ":" else token)
-        if token in ("{", "["):
-            depth += 1
+        depth += token in "{["
         before = token
     return "".join(out)

@@ -12,7 +12,7 @@ import socket
 import sys
 import uuid
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -91,21 +91,14 @@ def run(
             from mailboat.http.jwt_auth import JwtVerifier  # large, needed only here
 
             callers = CallerAuth(JwtVerifier(control_keys, audience))
-        process = Process(
-            source.files,
-            (secrets_folder if follow else existing_secrets_folder)(source.secrets_dir, os.environ),
-            source.secrets,
-            relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
-            parse_address(listen),
-            callers,
-            advertise,
-        )
+        folder = (secrets_folder if follow else existing_secrets_folder)(source.secrets_dir, os.environ)
+        relay_id = relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}"
+        process = Process(source.files, folder, source.secrets, relay_id, parse_address(listen), callers, advertise)
         configure_gc()
         asyncio.run(process.run(manifests))
-    except MailboatError:
-        raise
-    except Exception:
-        log.critical("Relay failed unexpectedly", exc_info=True)  # the CLI only prints it
+    except Exception as error:
+        if not isinstance(error, MailboatError):
+            log.critical("Relay failed unexpectedly", exc_info=True)  # the CLI only prints it
         raise
     _exit()
 
@@ -184,15 +177,15 @@ class Process:
             extras=lambda: StatusExtras(followed.report if followed else ConfigReport(), self.secret_versions),
             configure=followed.push if followed is not None else None,
         )
-        tasks: list[asyncio.Task[None]] = []
+        with ExitStack() as tasks:
 
-        def begin(work: Coroutine[Any, Any, None]) -> None:
-            tasks.append(asyncio.create_task(work))
-            tasks[-1].add_done_callback(self._on_task_done)
+            def begin(work: Coroutine[Any, Any, None]) -> None:
+                task = asyncio.create_task(work)
+                task.add_done_callback(self._on_task_done)
+                tasks.callback(task.cancel)
 
-        if followed is not None:
-            begin(followed.follow(self.files))
-        try:
+            if followed is not None:
+                begin(followed.follow(self.files))
             stop_on_signals(self.stop, log)  # before the process is reported as running
             await self._server.start(api.application())
             names = [each.name for each in self.relays]
@@ -201,9 +194,6 @@ class Process:
                 # Last step before relays start: a refresh before their start would have no effect.
                 begin(watch([self.secrets_folder], self._secrets_changed, seen=self._secrets_seen))
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
 
     async def aclose(self) -> None:
         await self._server.close()

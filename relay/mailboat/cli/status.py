@@ -4,10 +4,9 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,14 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from mailboat.cli import status_rows
-from mailboat.cli.options import (
-    ManifestSource,
-    Outbox,
-    duration_option,
-    is_called,
-    unknown_subscription,
-    with_manifests,
-)
+from mailboat.cli.options import ManifestSource, Outbox, duration_option, is_called, require_known, with_manifests
 from mailboat.cli.output import age, counted
 from mailboat.cli.status_rows import StatusLine
 from mailboat.errors import DatabaseUnavailable, MailboatError
@@ -33,7 +25,7 @@ from mailboat.runtime.manifest_files import load
 from mailboat.store.admin.overview import backlog, known_subscriptions, relay_addresses
 from mailboat.store.examination import coverage
 from mailboat.terminal_escapes import safe
-from mailboat_spec import full_name
+from mailboat_spec import EventSubscription, full_name
 
 _COLOURS = {"True": "green", "Paused": "yellow", "False": "red", "Failed": "red", "Deleted": "yellow"}
 
@@ -99,7 +91,8 @@ def status(
     given = context.get_parameter_source("files") is ParameterSource.COMMANDLINE
     if (given and urls) or (watch and wait):
         raise click.UsageError("give either -f or --url" if urls else "give either --watch or --wait")
-    consumed = {} if urls else _consumed(source.files)
+    manifests = () if urls else load(source.files, needs_relay=False).subscriptions
+    consumed = [each for each in manifests if each.spec.source is not None]
     chosen = [] if urls else source.outboxes(needs_relay=not consumed)
     view = StatusQuery(chosen, urls, consumed, name)
     if wait:
@@ -111,35 +104,31 @@ def status(
         asyncio.run(_show(view, as_json))
 
 
-def _consumed(files: Sequence[Path]) -> dict[str, str]:
-    """Return a remark by name about each subscription of the manifests that reads a broker."""
-    return {
-        full_name(each): f"{full_name(each)} reads {each.spec.source_name}: its consumers run in the application;"
-        " ask them with --url, or kubectl get evs"
-        for each in load(files, needs_relay=False).subscriptions
-        if each.spec.source is not None
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class StatusQuery:
     """What is asked, and which subscription is shown (None: all)."""
 
     chosen: Sequence[Outbox]
     urls: Sequence[str]
-    consumed: Mapping[str, str]
-    """Subscriptions that no database knows, with a remark about each."""
+    consumed: Sequence[EventSubscription]
+    """Subscriptions that read a broker, so no database knows them."""
     name: str | None
 
     async def overview(self) -> Overview:
         overview = await (_of_urls(self.urls) if self.urls else _of_databases(self.chosen))
-        if self.name is None:
-            return replace(overview, remarks=(*self.consumed.values(), *overview.remarks))
-        lines = [line for line in overview.lines if is_called(line.name, self.name)]
-        remarks = [remark for full, remark in self.consumed.items() if is_called(full, self.name)]
-        if not lines and not remarks and not overview.unavailable:
-            raise unknown_subscription(self.name, [line.name for line in overview.lines])
+        lines = [line for line in overview.lines if self._shows(line.name)]
+        remarks = [
+            f"{full_name(each)} reads {each.spec.source_name}: its consumers run in the application;"
+            " ask them with --url, or kubectl get evs"
+            for each in self.consumed
+            if self._shows(full_name(each))
+        ]
+        if self.name is not None and not remarks and not overview.unavailable:
+            require_known(self.name, [line.name for line in overview.lines])
         return replace(overview, lines=lines, remarks=(*remarks, *overview.remarks))
+
+    def _shows(self, name: str) -> bool:
+        return self.name is None or is_called(name, self.name)
 
     async def overview_or_error(self) -> Overview:
         """Return the overview or, for a live view that must continue, an overview with the error."""
@@ -181,18 +170,18 @@ async def _wait(view: StatusQuery, every: float, timeout: float, as_json: bool) 
     while True:
         overview = await view.overview_or_error()
         waited_for = [line for line in overview.lines if not line.orphaned and line.state != "Deleted"]
-        done = bool(waited_for) and not overview.unavailable and all(line.caught_up for line in waited_for)
+        late = [line.name for line in waited_for if not (line.ready and line.lag == 0 and line.parked == 0)]
+        done = bool(waited_for) and not late and not overview.unavailable
         if done or time.monotonic() >= deadline:
-            _print(view, overview, as_json)
-            if not done:
-                names = ", ".join(line.name for line in waited_for if not line.caught_up) or "no subscription"
-                raise MailboatError(f"after {age(timeout)} not ready, or with events that wait: {names}.")
-            return
+            break
         await asyncio.sleep(min(every, max(0.0, deadline - time.monotonic())))
+    _print(view, overview, as_json)
+    if not done:
+        names = ", ".join(late) or "no subscription"
+        raise MailboatError(f"after {age(timeout)} not ready, or with events that wait: {names}.")
 
 
 def _print(view: StatusQuery, overview: Overview, as_json: bool, indent: int | None = 2) -> None:
-    console = Console()
     if as_json:
         document = {
             "subscriptions": [line.as_json() for line in overview.lines],
@@ -200,16 +189,14 @@ def _print(view: StatusQuery, overview: Overview, as_json: bool, indent: int | N
             "remarks": overview.remarks,
         }
         click.echo(json.dumps(document, indent=indent, ensure_ascii=False))
-    elif console.is_terminal:
-        console.print(coloured(view.text(overview)), soft_wrap=True)
     else:
-        click.echo("\n".join(view.text(overview)))
+        Console().print(coloured(view.text(overview)), soft_wrap=True)
 
 
 async def _of_urls(urls: Sequence[str]) -> Overview:
     responses = await fetch_statuses(urls)
     if all(response.error for response in responses):
-        raise DatabaseUnavailable("\n".join(_no_status(response) for response in responses))
+        raise DatabaseUnavailable("\n".join(_remarks(responses)))
     relays = _relays(responses)
     consumed = status_rows.from_consumers(report for response in responses for report in response.consumers)
     lines = {line.name: line for line in (*consumed, *status_rows.from_relays(relays))}
@@ -234,19 +221,18 @@ async def _of_databases(chosen: Sequence[Outbox]) -> Overview:
 
 async def _of_outbox(outbox: Outbox) -> Overview:
     manifests = outbox.subscriptions
+    found = {full_name(each): status_rows.not_started(each) for each in manifests}
     async with outbox.link("status") as link:
-        known = await known_subscriptions(link, outbox.table)
         addresses = await relay_addresses(link, outbox.table)
-        backlogs = [await backlog(link, outbox.layout, each, manifests) for each in known]
+        for known in await known_subscriptions(link, outbox.table):
+            waiting = await backlog(link, outbox.layout, known, manifests)
+            found[known.name] = status_rows.from_database(known, waiting, manifests)
         remarks = (await coverage(link, outbox.layout, manifests)).remarks()
     responses = await fetch_statuses(addresses)
-    documents = _relays(responses)
-    reported = {line.name: line for line in status_rows.from_relays(documents)}
-    lines = [status_rows.from_database(*each, manifests) for each in zip(known, backlogs, strict=True)]
-    names = {line.name for line in lines}
-    lines += [status_rows.not_started(each) for each in manifests if full_name(each) not in names]
-    lines = [status_rows.enriched(line, reported.get(line.name)) for line in sorted(lines, key=lambda line: line.name)]
-    return Overview(lines, [*_remarks(responses), *map(safe, remarks)], documents)
+    relays = _relays(responses)
+    reported = {line.name: line for line in status_rows.from_relays(relays)}
+    lines = [status_rows.enriched(found[name], reported.get(name)) for name in sorted(found)]
+    return Overview(lines, [*_remarks(responses), *map(safe, remarks)], relays)
 
 
 def _relays(responses: Sequence[StatusResponse]) -> list[dict[str, Any]]:
@@ -254,22 +240,18 @@ def _relays(responses: Sequence[StatusResponse]) -> list[dict[str, Any]]:
 
 
 def _remarks(responses: Sequence[StatusResponse]) -> list[str]:
-    remarks = [_no_status(response) for response in responses if response.error]
+    remarks = [f"no status from {response.url}: {response.error}" for response in responses if response.error]
     remarks += [
-        safe(f"relay {relay.get('relay')} ({relay.get('name')}): {relay.get('state')}: {relay.get('message')}")
+        f"relay {relay.get('relay')} ({relay.get('name')}): {relay.get('state')}: {relay.get('message')}"
         for relay in _relays(responses)
         if relay.get("state") != "Running" or relay.get("message")
     ]
     remarks += [
-        safe(f"the relay at {response.url} continues with its old configuration: {response.config_error}")
+        f"the relay at {response.url} continues with its old configuration: {response.config_error}"
         for response in responses
         if response.config_error
     ]
-    return remarks
-
-
-def _no_status(response: StatusResponse) -> str:
-    return safe(f"no status from {response.url}: {response.error}")
+    return [safe(remark) for remark in remarks]
 
 
 def coloured(lines: Sequence[str]) -> Text:

@@ -1,7 +1,6 @@
-"""Lines of ``mailboat status``, one per subscription, merged from the status of relays and the database.
+"""Lines of ``mailboat status``, one per subscription: pure functions from documents and rows to lines, and to text.
 
-The database has the progress, even if no relay runs. Relays have rates, errors and the state of sinks. Pure functions
-from documents and rows to lines, and from lines to text.
+The database has the progress, even if no relay runs. Relays have rates, errors and the state of sinks.
 """
 
 from collections import Counter, defaultdict
@@ -56,11 +55,6 @@ class StatusLine:
         # A consumer takes a free partition of a pull subscription for each transaction.
         owned = self.sink == "pull" or self.owned == self.partitions
         return self.state == "Running" and owned and self.sink_reachable is not False
-
-    @property
-    def caught_up(self) -> bool:
-        """Whether the subscription is ready and has no event left to deliver, as ``status --wait`` requires."""
-        return self.ready and self.lag == 0 and self.parked == 0
 
     @property
     def ready_text(self) -> str:
@@ -126,6 +120,8 @@ def from_relays(relays: Iterable[Mapping[str, Any]]) -> list[StatusLine]:
 
 
 def _sum(name: str, parts: Sequence[Mapping[str, Any]]) -> StatusLine:
+    errors = [(part.get("lastErrorAge") or 0.0, part["lastError"]) for part in parts if part["lastError"]]
+    error_age, error = min(errors, default=(None, None))  # the most recent one
     return StatusLine(
         name=name,
         sink=str(parts[0]["sink"]),
@@ -140,7 +136,8 @@ def _sum(name: str, parts: Sequence[Mapping[str, Any]]) -> StatusLine:
         rate=sum(part["rate"] for part in parts),
         # A relay without a partition of the subscription has not connected to its sink, so its value is ignored.
         sink_reachable=all(part["sinkReachable"] is not False for part in parts if part["owned"]),
-        **_last_error(parts),
+        last_error=error,
+        last_error_age=error_age,
     )
 
 
@@ -178,13 +175,6 @@ def _reaches_all(report: ConsumerReport) -> bool:
     return report.state != "Connecting" and not stopped and all(each.reachable for each in servers)
 
 
-def _last_error(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the most recent error of all relays, with its age."""
-    errors = [(part.get("lastErrorAge") or 0.0, part["lastError"]) for part in parts if part["lastError"]]
-    since, error = min(errors, default=(None, None))
-    return {"last_error": error, "last_error_age": since}
-
-
 def _state(states: Sequence[str]) -> str:
     """Combine the states of relays. Paused on one means paused. Failed only if it failed on all: others may run it."""
     if "Paused" in states:
@@ -217,13 +207,8 @@ def from_database(known: KnownSubscription, backlog: Backlog, manifests: Iterabl
 
 def not_started(manifest: EventSubscription) -> StatusLine:
     """Return the line for a manifest that no relay has ever run."""
-    return StatusLine(
-        name=full_name(manifest),
-        sink=manifest.spec.sink.kind,
-        state=manifest.spec.state.value,
-        partitions=manifest.spec.partitions,
-        last_error="no relay has run it yet",
-    )
+    name, spec, error = full_name(manifest), manifest.spec, "no relay has run it yet"
+    return StatusLine(name, spec.sink.kind, spec.state.value, spec.partitions, last_error=error)
 
 
 def enriched(line: StatusLine, reported: StatusLine | None) -> StatusLine:

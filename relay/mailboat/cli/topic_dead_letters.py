@@ -1,27 +1,21 @@
-"""``mailboat dlq`` for consumers behind a broker: their dead letters are on a topic, not in a database.
-
-Imported only if such a consumer is meant: it imports the consumer kit.
-"""
+"""``mailboat dlq`` for consumers behind a broker: their dead letters are on a topic, not in a database."""
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
 
-from mailboat.cli.event_filter import Selection, no_such_dead_letter
+from mailboat.cli.event_filter import Selection, Table, no_such_dead_letter
 from mailboat.cli.output import counted, describe, json_line, key_cell, moment, named, shortened
 from mailboat.consumer.broker.dead_letter_access import DeadLetterAccess, message_of
 from mailboat.consumer.broker.replay import Letter, LetterFilter, Replay
 from mailboat.errors import ConfigError, DeliveryError
-from mailboat.runtime.secrets import Secrets
 from mailboat.terminal_escapes import safe
-from mailboat_spec import EventSubscription
 
-_COLUMNS: Final[Mapping[str, Callable[[Letter], str]]] = {
+_COLUMNS: Final[Table[Letter]] = {
     "ID": lambda letter: letter.place,
     "TYPE": lambda letter: letter.event.type,
     "KEY": lambda letter: key_cell(letter.event.key),
@@ -34,32 +28,29 @@ _COLUMNS: Final[Mapping[str, Callable[[Letter], str]]] = {
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
-class TopicDeadLetters:
-    def __init__(self, consumer: EventSubscription, secrets: Secrets) -> None:
-        self.access = DeadLetterAccess(consumer, secrets)
-
+class TopicDeadLetters(DeadLetterAccess):
     async def list_letters(self, selection: Selection, *, replayed: bool, as_json: bool) -> None:
         """Print dead letters after the progress of replays; with ``replayed``, all that the topic still has."""
         filter_ = _filter(selection)
-        found = deque(await self.access.matching(filter_, everything=replayed), maxlen=selection.limit)
+        found = deque(await self.matching(filter_, everything=replayed), maxlen=selection.limit)
         chosen = sorted(found, key=lambda letter: letter.content.failed_at or _EPOCH)
         empty = "no dead letters" + (" match" if filter_.narrows else "")
         selection.print(chosen, _COLUMNS, _json if as_json else None, empty=empty, order="newest")
 
     async def show_letters(self, selection: Selection, *, as_json: bool) -> None:
         """Print everything about the selected dead letters; with ``as_json`` the document that was stored."""
-        found = await self.access.matching(_filter(selection), everything=True)
+        found = await self.matching(_filter(selection), everything=True)
         if not found:
             raise no_such_dead_letter(selection.id)
         click.echo("\n".join(map(_document, found)) if as_json else "\n\n".join(map(_described, found)))
 
     async def replay_letters(self, selection: Selection, *, dry_run: bool, rate: float | None, again: bool) -> None:
         filter_ = _filter(selection)
-        async with self.access.opened(filter_, everything=again or selection.by_id) as (letters, sink):
+        async with self.opened(filter_, everything=again or bool(selection.id)) as (letters, sink):
             if not dry_run:
                 await sink.open()
             replay = Replay(
-                letters, sink, self.access.name, filter_, rate=rate, limit=selection.limit, dry_run=dry_run, again=again
+                letters, sink, self.name, filter_, rate=rate, limit=selection.limit, dry_run=dry_run, again=again
             )
             try:
                 async for letter in replay.run():
@@ -74,7 +65,7 @@ class TopicDeadLetters:
             click.echo(f"{_named(letter)}: was replayed {letter.replays} times; say --again to replay it")
         for letter in replay.progress.without_value:
             click.echo(f"{_named(letter)}: not replayed, too large and gone from {_origin(letter)}")
-        if selection.by_id and not replay.progress.replayed and not replay.progress.loops:
+        if selection.id and not replay.progress.replayed and not replay.progress.loops:
             raise no_such_dead_letter(selection.id)
         done = "would be replayed" if dry_run else "replayed"
         click.echo(f"{counted(replay.progress.replayed, 'dead letter')} {done}")

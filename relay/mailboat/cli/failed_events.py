@@ -1,27 +1,26 @@
-"""``mailboat dlq``: list, show, replay and purge dead letters."""
-
-from __future__ import annotations
+"""``mailboat dlq`` and ``mailboat parked``: events that failed, for good or until their next attempt."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final, TypeVar
 
 import click
 
-from mailboat.cli.event_filter import Selection, no_such_dead_letter, with_selection
+from mailboat.cli.event_filter import Selection, Table, no_such_dead_letter, with_selection
 from mailboat.cli.options import ManifestSource, duration_option, is_called, with_manifests
 from mailboat.cli.output import counted, describe, json_line, json_row, key_cell, moment, named, shortened
+from mailboat.cli.topic_dead_letters import TopicDeadLetters
 from mailboat.errors import ConfigError
 from mailboat.runtime.manifest_files import load
-from mailboat.store.admin import dead_letters
+from mailboat.store.admin import dead_letters, parked_events
 from mailboat.store.admin.dead_letters import Candidate, DeadLetter
+from mailboat.store.admin.parked_events import ParkedEvent
 from mailboat_spec import full_name
 
-if TYPE_CHECKING:
-    from mailboat.cli.topic_dead_letters import TopicDeadLetters
+Result = TypeVar("Result")
 
-_COLUMNS: Final[Mapping[str, Callable[[DeadLetter], str]]] = {
+_DEAD_LETTER_COLUMNS: Final[Table[DeadLetter]] = {
     "ID": lambda letter: str(letter.dead_id),
     "SUBSCRIPTION": lambda letter: letter.subscription,
     "TYPE": lambda letter: letter.type,
@@ -31,6 +30,17 @@ _COLUMNS: Final[Mapping[str, Callable[[DeadLetter], str]]] = {
     "REPLAYED": lambda letter: moment(letter.replayed_at),
     "REASON": lambda letter: letter.reason,
     "ERROR": lambda letter: shortened(letter.last_error, 100),
+}
+_PARKED_COLUMNS: Final[Table[ParkedEvent]] = {
+    "ID": lambda event: str(event.ordinal),
+    "SUBSCRIPTION": lambda event: event.subscription,
+    "TYPE": lambda event: event.type,
+    "KEY": lambda event: key_cell(event.key),
+    "ATTEMPTS": lambda event: str(event.attempts),
+    "NEXT ATTEMPT": lambda event: _next_attempt(event),
+    "BEHIND": lambda event: str(event.behind),
+    "REASON": lambda event: ("Replay: " if event.replay else "") + (event.reason or "-"),
+    "ERROR": lambda event: shortened(event.last_error or "", 100),
 }
 
 
@@ -46,14 +56,10 @@ def _consumer_topic(source: ManifestSource, selection: Selection) -> TopicDeadLe
     name = selection.filter.subscription
     if name is not None:
         consumers = [each for each in consumers if is_called(full_name(each), name)]
-    elif manifests.relays:  # without one, the only consumer is meant
-        return None
-    if not consumers:
+    if not consumers or (name is None and manifests.relays):  # without a relay, the only consumer is meant
         return None
     if len(consumers) > 1:
         raise click.UsageError(f"say --subscription: one of {', '.join(map(full_name, consumers))}")
-    from mailboat.cli.topic_dead_letters import TopicDeadLetters  # imports the consumer kit
-
     return TopicDeadLetters(consumers[0], source.secrets)
 
 
@@ -61,7 +67,7 @@ def _consumer_topic(source: ManifestSource, selection: Selection) -> TopicDeadLe
 @with_selection
 @click.option("--replayed", is_flag=True, help="Show those that were replayed, too.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object per line.")
-async def list_(source: ManifestSource, selection: Selection, replayed: bool, as_json: bool) -> None:
+async def list_dead_letters(source: ManifestSource, selection: Selection, replayed: bool, as_json: bool) -> None:
     """List dead letters, the newest last.
 
     Those of a consumer behind a broker are on its dead-letter topic: say --subscription.
@@ -69,22 +75,22 @@ async def list_(source: ManifestSource, selection: Selection, replayed: bool, as
     if (topic := _consumer_topic(source, selection)) is not None:
         return await topic.list_letters(selection, replayed=replayed, as_json=as_json)
     query = partial(dead_letters.list_dead, replayed=replayed, limit=selection.limit)
-    letters = await selection.query(source.outboxes(), "dlq list", query)
+    letters = await selection.query(source, "dlq list", query)
     empty = "no dead letters" + (" match" if selection.narrows else "")
-    selection.print(letters, _COLUMNS, json_row if as_json else None, empty=empty, order="newest")
+    selection.print(letters, _DEAD_LETTER_COLUMNS, json_row if as_json else None, empty=empty, order="newest")
 
 
-@dlq.command()
+@dlq.command("show")
 @click.argument("id")
 @with_manifests
 @click.option("--subscription", metavar="NAME", help="Of this subscription (namespace/name, or the name alone).")
 @click.option("--json", "as_json", is_flag=True, help="For programs: the dead letter as one JSON document per line.")
-async def show(source: ManifestSource, id: str, subscription: str | None, as_json: bool) -> None:
+async def show_dead_letter(source: ManifestSource, id: str, subscription: str | None, as_json: bool) -> None:
     """Show everything about the dead letter ID (as in the list, or the event's id): failure, headers, payload."""
     selection = Selection.of_id(id, subscription)
     if (topic := _consumer_topic(source, selection)) is not None:
         return await topic.show_letters(selection, as_json=as_json)
-    letters = await selection.query(source.outboxes(), "dlq show", partial(dead_letters.show_dead, limit=10))
+    letters = await selection.query(source, "dlq show", partial(dead_letters.show_dead, limit=10))
     if not letters:
         raise no_such_dead_letter(id)
     documents = [json_line(letter.pop("document")) for letter in letters]
@@ -109,13 +115,12 @@ async def replay(source: ManifestSource, selection: Selection, dry_run: bool, ra
     selection.require_filter()
     if (topic := _consumer_topic(source, selection)) is not None:
         return await topic.replay_letters(selection, dry_run=dry_run, rate=rate, again=again)
-    chosen = source.outboxes()
-    await selection.must_exist(chosen)
     replayed = matched = 0
-    for outbox in chosen:
+    for outbox in await selection.outboxes(source):
         async with outbox.link("dlq replay") as link:
-            match = selection.match(outbox.table)
-            found = await dead_letters.candidates(link, match, replayed=again or selection.by_id, limit=selection.limit)
+            found = await dead_letters.candidates(
+                link, selection.match(outbox.table), replayed=again or bool(selection.id), limit=selection.limit
+            )
             matched += len(found)
             if not again:
                 _refuse_replayed(found)
@@ -132,7 +137,7 @@ async def replay(source: ManifestSource, selection: Selection, dry_run: bool, ra
             for batch, pause in paced(plan.replay, rate):
                 await asyncio.sleep(pause)
                 replayed += await send(batch)
-    if selection.by_id and not matched:
+    if selection.id and not matched:
         raise no_such_dead_letter(selection.id)
     click.echo(f"{counted(replayed, 'dead letter')} {'would be replayed' if dry_run else 'replayed'}")
 
@@ -182,17 +187,101 @@ async def purge(source: ManifestSource, selection: Selection, older_than: float,
     """
     selection.require_filter()
     if (topic := _consumer_topic(source, selection)) is not None:
-        consumer, name = topic.access.name, topic.access.topic
-        raise ConfigError(f"the dead letters of {consumer} are on topic {name}: its retention deletes them.")
+        raise ConfigError(f"the dead letters of {topic.name} are on topic {topic.topic}: its retention deletes them.")
     if not yes:
         raise ConfigError("this deletes dead letters for good: say --yes.")
-    chosen = source.outboxes()
-    await selection.must_exist(chosen)
-    if selection.by_id and not await selection.query(chosen, "dlq purge", partial(dead_letters.show_dead, limit=1)):
+    if selection.id and not await selection.query(source, "dlq purge", partial(dead_letters.show_dead, limit=1)):
         raise no_such_dead_letter(selection.id)
     deleted = 0
-    for outbox in chosen:
+    for outbox in await selection.outboxes(source):
         left = None if selection.limit is None else selection.limit - deleted
         async with outbox.link("dlq purge") as link:
             deleted += await dead_letters.purge(link, selection.match(outbox.table), older_than=older_than, limit=left)
     click.echo(f"{counted(deleted, 'dead letter')} deleted")
+
+
+@click.group()
+def parked() -> None:
+    """Parked events: they failed, and wait for their next attempt."""
+
+
+@parked.command("list")
+@with_selection
+@click.option("--behind", is_flag=True, help="Show those that wait behind their key's head, too.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object per line.")
+async def list_parked(source: ManifestSource, selection: Selection, behind: bool, as_json: bool) -> None:
+    """List the heads of parked keys; BEHIND counts the later events of the same key."""
+    query = partial(parked_events.list_parked, behind=behind, limit=selection.limit)
+    events = await selection.query(source, "parked list", query)
+    empty = "nothing is parked" + (" that matches" if selection.narrows else "")
+    selection.print(events, _PARKED_COLUMNS, json_row if as_json else None, empty=empty, order="first")
+
+
+def _next_attempt(event: ParkedEvent) -> str:
+    if event.blocked:
+        return "blocked"
+    if event.place > 1 and event.next_attempt_at is None:
+        return "behind its head"
+    when = moment(event.next_attempt_at)
+    return f"{when} (dead-letter topic)" if event.pending_dead_letter else when
+
+
+@parked.command("show")
+@click.argument("id")
+@with_manifests
+async def show_parked(source: ManifestSource, id: str) -> None:
+    """Show everything about the parked event ID (its number, or the event's id): failure, headers, payload."""
+    events = await Selection.of_id(id).query(source, "parked show", partial(parked_events.show_parked, limit=10))
+    if not events:
+        raise _not_parked(id)
+    click.echo("\n\n".join(map(describe, events)))
+
+
+def _not_parked(id: str) -> ConfigError:
+    return ConfigError(f"no event {id} is parked. It may have been delivered meanwhile, or be a dead letter.")
+
+
+@parked.command()
+@with_selection
+async def retry(source: ManifestSource, selection: Selection) -> None:
+    """Retry parked events now instead of at their time.
+
+    The head of each key is retried, and the others follow it. An event that used up its attempts (onExhausted: Block)
+    gets a new count, from 0. Needs a filter, or --all.
+    """
+    done = await _apply("parked retry", source, selection, parked_events.retry, yes=True)
+    click.echo(f"{counted(sum(each.heads for each in done), 'event')} will be tried now")
+    if unblocked := sum(each.unblocked for each in done):
+        click.echo(f"{unblocked} of them had used up all attempts; they are counted from 0 again")
+
+
+@parked.command()
+@with_selection
+@click.option("--yes", is_flag=True, help="Yes, give up on them.")
+async def drop(source: ManifestSource, selection: Selection, yes: bool) -> None:
+    """Give up on parked events: they become dead letters, and their keys continue.
+
+    They are not sent to the dead-letter topic. `mailboat dlq replay` brings them back. Needs a filter, or --all.
+    """
+    dropped = sum(await _apply("parked drop", source, selection, parked_events.drop, yes))
+    click.echo(f"{counted(dropped, 'event')} given up on, kept as dead letters")
+
+
+async def _apply(
+    purpose: str, source: ManifestSource, selection: Selection, change: Callable[..., Awaitable[Result]], yes: bool
+) -> list[Result]:
+    """Change the selected events of each outbox, heads and those behind them. Return one result per outbox."""
+    selection.require_filter()
+    results: list[Result] = []
+    matched = 0
+    for outbox in await selection.outboxes(source):
+        async with outbox.link(purpose) as link:
+            match = selection.match(outbox.table)
+            events = await parked_events.list_parked(link, match, behind=True, limit=selection.limit)
+            matched += len(events)
+            if events and not yes:
+                raise ConfigError(f"this gives up on {counted(len(events), 'parked event')}: say --yes.")
+            results.append(await change(link, outbox.table, events, unordered=outbox.unordered))
+    if selection.id and not matched:
+        raise _not_parked(selection.id)
+    return results
