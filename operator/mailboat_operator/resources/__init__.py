@@ -20,7 +20,7 @@ from mailboat_operator.kube.client import (
     Object,
 )
 from mailboat_operator.resources import pod
-from mailboat_operator.resources.configmap import Configuration, config_map
+from mailboat_operator.resources.configmap import Configuration, config_map_content
 from mailboat_spec import FIELD_MANAGER, OutboxRelay, Runtime
 from mailboat_spec.names import RELAY_LABEL
 
@@ -48,14 +48,15 @@ def desired(
     A relay with runtime Sidecar has a ConfigMap and a Service, but no pods of its own.
     """
     children: dict[Kind, Object] = {
-        CONFIG_MAP: config_map(child_metadata(relay), configuration, public_keys),
+        CONFIG_MAP: _child(CONFIG_MAP, relay, **config_map_content(configuration, public_keys)),
         SERVICE: service(relay),
     }
     if relay.spec.runtime is Runtime.DEPLOYMENT:
         children[DEPLOYMENT] = deployment(relay, image, secrets)
         children[DISRUPTION_BUDGET] = disruption_budget(relay)
         if relay.spec.template.service_account_name is None:
-            children[SERVICE_ACCOUNT] = service_account(relay)
+            # An identity without a token, since relays never call the API.
+            children[SERVICE_ACCOUNT] = _child(SERVICE_ACCOUNT, relay, automountServiceAccountToken=False)
     return children
 
 
@@ -78,14 +79,9 @@ def deployment(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]
     return _child(DEPLOYMENT, relay, spec=spec)
 
 
-def _child(kind: Kind, relay: OutboxRelay, **fields: Any) -> Object:
-    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": child_metadata(relay), **fields}
-
-
 def selector_labels(relay: str) -> dict[str, str]:
     """Labels that select the Deployment's pods, but no application pod with a sidecar. A selector is immutable."""
-    every = pod.relay_labels(relay)
-    return {label: every[label] for label in (pod.NAME_LABEL, pod.INSTANCE_LABEL)}
+    return {pod.NAME_LABEL: pod.APPLICATION, pod.INSTANCE_LABEL: relay}
 
 
 def _template(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
@@ -109,14 +105,9 @@ def _template(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str])
         ],
         "volumes": pod.relay_volumes(name, secrets),
     }
-    if template.node_selector:
-        spec["nodeSelector"] = dict(template.node_selector)
-    if template.tolerations:
-        spec["tolerations"] = [toleration.manifest() for toleration in template.tolerations]
-    if template.affinity:
-        spec["affinity"] = dict(template.affinity)
-    if template.image_pull_secrets:
-        spec["imagePullSecrets"] = [secret.manifest() for secret in template.image_pull_secrets]
+    further = template.manifest()
+    copied = ("nodeSelector", "tolerations", "affinity", "imagePullSecrets")
+    spec.update({field: further[field] for field in copied if further[field]})
     return {"metadata": metadata, "spec": spec}
 
 
@@ -149,11 +140,6 @@ def service(relay: OutboxRelay) -> Object:
     return _child(SERVICE, relay, spec=spec)
 
 
-def service_account(relay: OutboxRelay) -> Object:
-    """Build the ServiceAccount of a Deployment's pods: an identity without a token, since relays never call the API."""
-    return _child(SERVICE_ACCOUNT, relay, automountServiceAccountToken=False)
-
-
 def disruption_budget(relay: OutboxRelay) -> Object:
     """Build a PodDisruptionBudget: a node drain evicts one relay at a time, so that its partitions can move meanwhile.
 
@@ -167,24 +153,23 @@ def disruption_budget(relay: OutboxRelay) -> Object:
     return _child(DISRUPTION_BUDGET, relay, spec=spec)
 
 
-def child_metadata(relay: OutboxRelay) -> dict[str, Any]:
-    """Name, labels, and the owner reference for garbage collection."""
+def _child(kind: Kind, relay: OutboxRelay, **fields: Any) -> Object:
     name = relay.metadata.name
-    return {
+    owner = {
+        "apiVersion": RELAY.api_version,
+        "kind": RELAY.name,
+        "name": name,
+        "uid": relay.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    metadata = {
         "name": pod.child_name(name),
         "namespace": relay.metadata.namespace,
         "labels": pod.relay_labels(name),
-        "ownerReferences": [
-            {
-                "apiVersion": RELAY.api_version,
-                "kind": RELAY.name,
-                "name": name,
-                "uid": relay.metadata.uid,
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
-        ],
+        "ownerReferences": [owner],
     }
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **fields}
 
 
 def owner_of(child: Mapping[str, Any], relay_name: str, relay_uid: str) -> Owner:
@@ -193,7 +178,8 @@ def owner_of(child: Mapping[str, Any], relay_name: str, relay_uid: str) -> Owner
     A child that the operator created and that has no owner is adopted: ``kubectl delete --cascade=orphan`` leaves such
     children for the next relay of the name.
     """
-    references = child["metadata"].get("ownerReferences") or ()
+    metadata = child["metadata"]
+    references = metadata.get("ownerReferences") or ()
     group = RELAY.api_version.partition("/")[0]
     for reference in references:
         of_group = str(reference.get("apiVersion", "")).partition("/")[0] == group
@@ -203,12 +189,6 @@ def owner_of(child: Mapping[str, Any], relay_name: str, relay_uid: str) -> Owner
             if reference.get("name") == relay_name:
                 return Owner.PREDECESSOR
     owned = any(reference.get("controller") for reference in references)
-    return Owner.OWN if not owned and _created_by_operator(child["metadata"], relay_name) else Owner.FOREIGN
-
-
-def _created_by_operator(metadata: Mapping[str, Any], relay_name: str) -> bool:
     labelled = pod.relay_labels(relay_name).items() <= (metadata.get("labels") or {}).items()
-    return labelled and any(
-        entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
-        for entry in metadata.get("managedFields") or ()
-    )
+    writers = [(entry.get("manager"), entry.get("operation")) for entry in metadata.get("managedFields") or ()]
+    return Owner.OWN if labelled and not owned and (FIELD_MANAGER, "Apply") in writers else Owner.FOREIGN

@@ -63,12 +63,11 @@ def raw_item(form: Mapping[str, Any]) -> Item:
     return Item(str(form["metadata"]["name"]), _line(form))
 
 
-def config_map(metadata: Mapping[str, Any], configuration: Configuration, public_keys: str) -> dict[str, Any]:
-    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+def config_map_content(configuration: Configuration, public_keys: str) -> dict[str, dict[str, str]]:
     if is_packed(configuration.packed):
         packed = base64.b64encode(configuration.packed).decode()
-        return {**made, "data": {KEYS_KEY: public_keys}, "binaryData": {RESOURCES_KEY: packed}}
-    return {**made, "data": {KEYS_KEY: public_keys, RESOURCES_KEY: configuration.text}}
+        return {"data": {KEYS_KEY: public_keys}, "binaryData": {RESOURCES_KEY: packed}}
+    return {"data": {KEYS_KEY: public_keys, RESOURCES_KEY: configuration.text}}
 
 
 def too_large(configuration: Configuration, relay: str) -> str:
