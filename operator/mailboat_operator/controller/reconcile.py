@@ -32,7 +32,7 @@ from mailboat_operator.relays.observation import (
     ObservedSubscription,
     SubscriptionParser,
     find_last_valid_form,
-    parse_relay,
+    parse_resource,
     parse_subscription,
 )
 from mailboat_operator.relays.reports import Answer, partitions_of
@@ -44,7 +44,6 @@ from mailboat_operator.resources.configmap import (
     all_paused,
     configuration_in,
     next_configuration,
-    raw_item,
     too_large,
 )
 from mailboat_operator.resources.pod import RelayImage
@@ -111,7 +110,7 @@ class Reconciler:
     # ---- observe ---------------------------------------------------------------------------------------------------
 
     async def _observe(self, key: Key, found: Object) -> Observation:
-        relay, problem = parse_relay(found)
+        relay, problem = parse_resource(found, OutboxRelay)
         live = await self.children.find(CONFIG_MAP, key)
         own = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OWN
         written = await asyncio.to_thread(configuration_in, live) if own else None
@@ -137,8 +136,7 @@ class Reconciler:
         form, lost = find_last_valid_form(parsed.found, "/".join(key), written, pushed, answers)
         if form is None:
             return replace(parsed, lost=lost)
-        subscription = parse_subscription(form).subscription
-        return replace(parsed, subscription=subscription, item=raw_item(form), last_valid=form)
+        return replace(parsed, subscription=parse_subscription(form).subscription, last_valid=form)
 
     def _still_exists(self, key: Key, found: Object) -> bool:
         """Return whether the relay resource still exists after the status calls, which take time.

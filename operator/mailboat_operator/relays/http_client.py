@@ -44,7 +44,7 @@ class RelayClient:
         self._signer = signer
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._memory = Memory(_MEMORY, max_waiters=sys.maxsize)
-        self._session: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession  # opened on entry
 
     async def __aenter__(self) -> Self:
         # ClosableConnections are not reused: relays come and go, and the next poll is seconds away.
@@ -55,8 +55,7 @@ class RelayClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._session.close()
 
     async def status(self, pod: RelayPod, relay: str, partitions: Partitions) -> Answer:
         """Return the report of a pod's relay about ``relay`` and these subscriptions."""
@@ -103,7 +102,6 @@ class RelayClient:
         self, method: str, pod: PolledPod, path: str, body: bytes, most: int, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Return the status code and the first ``most`` bytes of the answer, or 0 and a reason."""
-        assert self._session is not None, "used as a context manager"
         try:
             async with self._session.request(
                 method, f"http://{pod.address}{path}", data=body or None, headers=headers, allow_redirects=False

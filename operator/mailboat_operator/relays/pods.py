@@ -95,6 +95,7 @@ def relay_pod(pod: Mapping[str, Any]) -> RelayPod:
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     own = is_relay_pod(labels)
+    conditions = [(each.get("type"), each.get("status")) for each in status.get("conditions") or ()]
     return RelayPod(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -105,9 +106,7 @@ def relay_pod(pod: Mapping[str, Any]) -> RelayPod:
         opted_out=annotations.get(INJECT_ANNOTATION) == "false",
         terminating=metadata.get("deletionTimestamp") is not None,
         finished=status.get("phase") in ("Succeeded", "Failed"),
-        ready=any(
-            (each.get("type"), each.get("status")) == ("Ready", "True") for each in status.get("conditions") or ()
-        ),
+        ready=("Ready", "True") in conditions,
         volumes=frozenset(volume["name"] for volume in spec.get("volumes") or ()),
         problem=_problem(spec, status),
     )

@@ -40,8 +40,6 @@ _SUFFIX: Final = ".pem"
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """One private key and its creation time."""
-
     made: datetime
     private: Ed25519PrivateKey
 
@@ -131,8 +129,6 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class SigningKeyRotation:
-    """Maintain the signing keys in their Secret."""
-
     kube: Kube
     namespace: str
     secret: str

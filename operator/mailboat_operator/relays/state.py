@@ -1,7 +1,5 @@
 """Relay pods of every OutboxRelay: their last reports, the configuration pushed to them, and the partition assignment.
 
-All of this state can be lost. A new operator polls the relays and continues from their reports.
-
 An assignment is balanced, sticky, and limited to capable pods. A relay can serve a subscription if it reports that it
 has built it and if its pod mounts all Secrets that the subscription needs; a running sidecar can't get a new one.
 Subscriptions with the same set of capable pods are balanced together, so that all pods carry the same total load.
@@ -19,15 +17,7 @@ from mailboat_operator.kube.client import Key
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import (
-    Answer,
-    Partitions,
-    PodPoll,
-    PollTimeouts,
-    config_version,
-    pod_of,
-    relay_reports,
-)
+from mailboat_operator.relays.reports import Answer, PodPoll, PollTimeouts, config_version, pod_of, relay_reports
 from mailboat_operator.resources.configmap import Configuration
 from mailboat_spec.assignment import AssignmentRequest, balance
 from mailboat_spec.relay_status import ProcessStatus, RelayStatus
@@ -36,7 +26,6 @@ log = logging.getLogger(__name__)
 
 _FURTHEST_AHEAD: Final = 2**61
 """Milliseconds. Added to the current time, the result still fits into a Postgres bigint."""
-
 
 Partition = tuple[str, int]
 """Full name of the subscription, and the partition number."""
@@ -67,7 +56,7 @@ class Plan:
     """An assignment that was pushed to the relays."""
 
     generation: int
-    owners: Mapping[Partition, str]
+    owners: Owners
     at: float
     """Monotonic seconds."""
 
@@ -107,11 +96,8 @@ class RelayStates:
         self._relays.pop(key, None)
         self.metrics.forget_relay(*key)
 
-    async def poll(self, key: Key, pods: Sequence[RelayPod], partitions: Partitions) -> list[Answer]:
-        """Poll every pod and return one answer each, see ``PodPoll.poll``.
-
-        ``partitions``: subscriptions that answers may contain, with their partition counts.
-        """
+    async def poll(self, key: Key, pods: Sequence[RelayPod], partitions: Mapping[str, int]) -> list[Answer]:
+        """See ``PodPoll.poll``. ``partitions``: subscriptions that answers may contain, with their partition counts."""
         name = "/".join(key)
         answers = await self._state(key).poll.poll(pods, lambda pod: self.client.status(pod, name, partitions))
         answering = sum(not answer.error for answer in answers)
@@ -156,11 +142,10 @@ class RelayStates:
             for answer, report in relay_reports(answers, name)
             if answer.pod.alive and report.database_reachable and report.state != "Stopping"
         ]
-        before = state.plan
 
         def plan() -> tuple[Owners, Owners]:
             workers, reported = _workers(healthy, work), _reported(healthy)
-            return assign(work, workers, sticky(before, reported, workers)), reported
+            return assign(work, workers, sticky(state.plan, reported, workers)), reported
 
         desired, reported = await asyncio.to_thread(plan)
         now = self.clock()
@@ -195,7 +180,7 @@ def _workers(healthy: Sequence[tuple[Answer, RelayStatus]], work: Sequence[Work]
     return workers
 
 
-def _reported(healthy: Sequence[tuple[Answer, RelayStatus]]) -> Mapping[Partition, str]:
+def _reported(healthy: Sequence[tuple[Answer, RelayStatus]]) -> Owners:
     """Return the owner of each partition. The owner's own report has precedence over database reads of other relays."""
     owners: dict[Partition, str] = {}
     for answer, report in healthy:

@@ -9,20 +9,10 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
-from mailboat_operator.kube.client import (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    DISRUPTION_BUDGET,
-    RELAY,
-    SERVICE,
-    SERVICE_ACCOUNT,
-    Kind,
-    Object,
-)
+from mailboat_operator.kube.client import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE, SERVICE_ACCOUNT, Kind
 from mailboat_operator.resources import pod
 from mailboat_operator.resources.configmap import Configuration, config_map_content
-from mailboat_spec import FIELD_MANAGER, OutboxRelay, Runtime
-from mailboat_spec.names import RELAY_LABEL
+from mailboat_spec import FIELD_MANAGER, OutboxRelay, Runtime, names
 
 CHILD_KINDS: Final = (CONFIG_MAP, SERVICE_ACCOUNT, SERVICE, DEPLOYMENT, DISRUPTION_BUDGET)
 """In order of creation: pods come last, after everything that they reference."""
@@ -42,12 +32,12 @@ class Owner(Enum):
 
 def desired(
     relay: OutboxRelay, secrets: Sequence[str], configuration: Configuration, public_keys: str, image: pod.RelayImage
-) -> dict[Kind, Object]:
+) -> dict[Kind, dict[str, Any]]:
     """Return the desired children. A kind that is missing must not exist. ``secrets``: Secrets that relays mount.
 
     A relay with runtime Sidecar has a ConfigMap and a Service, but no pods of its own.
     """
-    children: dict[Kind, Object] = {
+    children: dict[Kind, dict[str, Any]] = {
         CONFIG_MAP: _child(CONFIG_MAP, relay, **config_map_content(configuration, public_keys)),
         SERVICE: service(relay),
     }
@@ -60,7 +50,7 @@ def desired(
     return children
 
 
-def deployment(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]) -> Object:
+def deployment(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
     """Build the Deployment.
 
     Its template holds only parts that a running pod can't receive later: image, volumes, resources. Everything else is
@@ -125,7 +115,7 @@ def deployment_failures(live: Mapping[str, Any] | None) -> tuple[str, str]:
     return messages.get(("ReplicaFailure", "True"), ""), messages.get(("Progressing", "False"), "")
 
 
-def service(relay: OutboxRelay) -> Object:
+def service(relay: OutboxRelay) -> dict[str, Any]:
     """Build a headless Service: DNS names for the relays, and a target for monitors. It balances no traffic.
 
     It selects all pods with a relay, ready or not: failing relays must be visible.
@@ -133,14 +123,14 @@ def service(relay: OutboxRelay) -> Object:
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
-        "selector": {RELAY_LABEL: relay.metadata.name},
+        "selector": {names.RELAY_LABEL: relay.metadata.name},
         # By name: a sidecar may listen on another port.
         "ports": [{"name": pod.PORT_NAME, "port": pod.PORT, "protocol": "TCP", "targetPort": pod.PORT_NAME}],
     }
     return _child(SERVICE, relay, spec=spec)
 
 
-def disruption_budget(relay: OutboxRelay) -> Object:
+def disruption_budget(relay: OutboxRelay) -> dict[str, Any]:
     """Build a PodDisruptionBudget: a node drain evicts one relay at a time, so that its partitions can move meanwhile.
 
     With one replica, ``minAvailable`` would block every drain; ``maxUnavailable`` does not.
@@ -153,11 +143,11 @@ def disruption_budget(relay: OutboxRelay) -> Object:
     return _child(DISRUPTION_BUDGET, relay, spec=spec)
 
 
-def _child(kind: Kind, relay: OutboxRelay, **fields: Any) -> Object:
+def _child(kind: Kind, relay: OutboxRelay, **fields: Any) -> dict[str, Any]:
     name = relay.metadata.name
     owner = {
-        "apiVersion": RELAY.api_version,
-        "kind": RELAY.name,
+        "apiVersion": names.API_VERSION,
+        "kind": names.RELAY_KIND,
         "name": name,
         "uid": relay.metadata.uid,
         "controller": True,
@@ -180,10 +170,9 @@ def owner_of(child: Mapping[str, Any], relay_name: str, relay_uid: str) -> Owner
     """
     metadata = child["metadata"]
     references = metadata.get("ownerReferences") or ()
-    group = RELAY.api_version.partition("/")[0]
     for reference in references:
-        of_group = str(reference.get("apiVersion", "")).partition("/")[0] == group
-        if of_group and reference.get("kind") == RELAY.name:
+        of_group = str(reference.get("apiVersion", "")).partition("/")[0] == names.GROUP
+        if of_group and reference.get("kind") == names.RELAY_KIND:
             if reference.get("uid") == relay_uid:
                 return Owner.OWN
             if reference.get("name") == relay_name:

@@ -36,8 +36,6 @@ _MAX_CLOCK_SKEW: Final = 24 * 3600 * 1000
 
 @dataclass(frozen=True)
 class Configuration:
-    """Configuration of relays, with its version."""
-
     version: int
     text: str
 

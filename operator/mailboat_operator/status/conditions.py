@@ -95,11 +95,9 @@ def written(
     """
     ready = next(each for each in conditions if each.type is ConditionType.READY)
     progress = []
-    if ready.status is not ConditionStatus.TRUE:
-        if ready.reason in _STALLED:
-            progress = [replace(ready, type=ConditionType.STALLED, status=ConditionStatus.TRUE)]
-        elif ready.reason in _PROGRESSING:
-            progress = [replace(ready, type=ConditionType.RECONCILING, status=ConditionStatus.TRUE)]
+    for type_, reasons in ((ConditionType.STALLED, _STALLED), (ConditionType.RECONCILING, _PROGRESSING)):
+        if ready.status is not ConditionStatus.TRUE and ready.reason in reasons:
+            progress.append(replace(ready, type=type_, status=ConditionStatus.TRUE))
     last = before.get("conditions") or ()
     since = {(each.get("type"), each.get("status")): each.get("lastTransitionTime") for each in last}
     result = [

@@ -11,7 +11,7 @@ from mailboat_operator.relays.reports import parse_reason, relay_reports
 from mailboat_operator.resources import deployment_failures
 from mailboat_operator.status import display
 from mailboat_operator.status.conditions import Blocker, ConditionResult, EventNote, no, unknown, written, yes
-from mailboat_spec import ConditionStatus, ConditionType, OutboxRelay, Reason, Runtime
+from mailboat_spec import ConditionStatus, ConditionType, Reason, Runtime
 from mailboat_spec.relay_status import RelayStatus
 
 _DAYS_AHEAD: Final = 7.0
@@ -26,7 +26,7 @@ def relay_status(
     alive, ready = sum(pod.alive for pod in pods), len(_ready_pods(observed))
     # With sidecars the application's pods determine the number.
     desired = observed.relay.spec.replicas if observed.relay is not None else None
-    database = _databases(_reports(observed)) or [before.get("database", "")]
+    database = ", ".join(_databases(_reports(observed))) or before.get("database")
     conditions = _conditions(observed, blocker, deployment)
     return {
         **written(conditions, before, found["metadata"].get("generation", 0), now),
@@ -35,7 +35,7 @@ def relay_status(
         "replicasDisplay": f"{ready}/{alive if desired is None else desired}",
         "selector": observed.selector,
         "subscriptions": len(observed.subscriptions),
-        **({"database": ", ".join(database)} if any(database) else {}),
+        **({"database": database} if database else {}),
     }
 
 
@@ -134,7 +134,8 @@ def _database(observed: Observation, reports: Sequence[RelayStatus]) -> Conditio
     if failure is None:
         return no(reachable, Reason.DATABASE_UNREACHABLE, "No relay reaches the database: see the relays' logs.")
     reason = parse_reason(failure.reason, Reason.DATABASE_UNREACHABLE)
-    location = _url_location(observed.relay)
+    reference = observed.relay.spec.database.url_secret_ref if observed.relay is not None else None
+    location = f'key "{reference.key}" of Secret "{reference.name}"' if reference else "spec.database.url"
     if reason is Reason.DATABASE_UNREACHABLE:
         return no(reachable, reason, f"{failure.message} (Is the URL in {location} right, and is the server up?)")
     if reason is Reason.INVALID_SPEC:
@@ -144,11 +145,6 @@ def _database(observed: Observation, reports: Sequence[RelayStatus]) -> Conditio
 
 def _databases(reports: Sequence[RelayStatus]) -> list[str]:
     return sorted({report.database for report in reports if report.database and report.database_reachable})
-
-
-def _url_location(relay: OutboxRelay | None) -> str:
-    reference = relay.spec.database.url_secret_ref if relay is not None else None
-    return "spec.database.url" if reference is None else f'key "{reference.key}" of Secret "{reference.name}"'
 
 
 def database_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[EventNote]:
@@ -175,14 +171,14 @@ def _schema(reports: Sequence[RelayStatus]) -> ConditionResult:
         starting = all(report.reason == Reason.STARTING for report in reports)
         reason = Reason.STARTING if starting else Reason.DATABASE_UNREACHABLE
         return unknown(ready, reason, "Nothing is known without the database.")
+    message = next((report.message for report in connected if report.message), "")
     if not any(report.schema_ready for report in connected):
-        message = next((report.message for report in connected if report.message), "")
         if not message:
             return unknown(ready, Reason.STARTING, "The schema is being looked at.")
         return no(ready, Reason.SCHEMA_MISMATCH, message)
     ahead = [report.partitions_ahead_days for report in connected if report.partitions_ahead_days is not None]
     if ahead and min(ahead) < _DAYS_AHEAD:
-        cause = next((report.message for report in connected if report.message), "See the relays' logs.")
+        cause = message or "See the relays' logs."
         message = f"Less than seven days of time partitions lie ahead; without them writes fail. {cause}"
         return no(ready, Reason.PARTITIONS_RUN_OUT, message)
     if missing_roles := next((report.missing_roles for report in connected if report.missing_roles), ""):
