@@ -20,6 +20,7 @@ from mailboat_operator.resources.pod import child_name, database_secrets, secret
 from mailboat_spec import EventSubscription, OutboxRelay, Runtime, SpecError, full_name
 from mailboat_spec.documents import read_document
 from mailboat_spec.names import RELAY_LABEL
+from mailboat_spec.relay_status import RelayStatus
 
 Model = TypeVar("Model", OutboxRelay, EventSubscription)
 
@@ -46,7 +47,7 @@ class ObservedSubscription:
         return configmap.item(self.subscription) if self.subscription is not None else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Observation:
     key: Key
     found: Object
@@ -104,6 +105,11 @@ class Observation:
     def running_answers(self) -> list[Answer]:
         """Answers of pods that keep running. A stopping relay hands over its partitions: its report is outdated."""
         return [answer for answer in self.answers if answer.pod.alive]
+
+    @cached_property
+    def reports(self) -> list[RelayStatus]:
+        """Reports of relays that keep running."""
+        return [report for _, report in relay_reports(self.running_answers, self.name)]
 
     @property
     def hold_reason(self) -> str:

@@ -83,8 +83,6 @@ class _Relay:
 
 @dataclass(slots=True)
 class RelayStates:
-    """Relay pods of all resources."""
-
     client: RelayClient
     metrics: Metrics
     timeouts: PollTimeouts

@@ -18,7 +18,6 @@ CHILD_KINDS: Final = (CONFIG_MAP, SERVICE_ACCOUNT, SERVICE, DEPLOYMENT, DISRUPTI
 """In order of creation: pods come last, after everything that they reference."""
 _ROLLOUT_SECONDS: Final = 120
 """Time without progress after which Kubernetes reports that a rollout hangs. It continues when the cause is gone."""
-_SPREAD_OVER: Final = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
 
 
 class Owner(Enum):
@@ -77,21 +76,20 @@ def selector_labels(relay: str) -> dict[str, str]:
 def _template(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
     template, name = relay.spec.template, relay.metadata.name
     selector = {"matchLabels": selector_labels(name)}
+    port = pod.chosen_port(template.annotations) or pod.PORT
     metadata: dict[str, Any] = {"labels": {**template.labels, **pod.relay_labels(name)}}
     if template.annotations:
         metadata["annotations"] = dict(template.annotations)
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
-        "containers": [
-            pod.relay_container(template, image, secrets, port=pod.chosen_port(template.annotations) or pod.PORT)
-        ],
+        "containers": [pod.relay_container(template, image, secrets, port=port)],
         "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "serviceAccountName": template.service_account_name or pod.child_name(name),
         "terminationGracePeriodSeconds": pod.DRAIN_SECONDS,
         "topologySpreadConstraints": [
             {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": selector}
-            for key in _SPREAD_OVER
+            for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
         ],
         "volumes": pod.relay_volumes(name, secrets),
     }

@@ -7,7 +7,6 @@ not keep a pod from starting.
 """
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -35,9 +34,6 @@ USER: Final = 65532
 
 DRAIN_SECONDS: Final = 60
 """Seconds from SIGTERM to SIGKILL, for the batch in flight: its sink may take the whole delivery timeout."""
-
-_DEFAULT_REQUESTS: Final = {"cpu": "50m", "memory": "128Mi"}
-_DEFAULT_LIMITS: Final = {"memory": "256Mi"}
 
 _OPTIONAL_SOURCES: Final = frozenset({"secretKeyRef", "configMapKeyRef", "fileKeyRef"})
 """Sources of variables that are separate objects and may be missing."""
@@ -182,7 +178,7 @@ def _arguments(port: int) -> list[str]:
         "--audience": "$(POD_NAMESPACE)/$(POD_NAME)/$(POD_UID)",
         "--log-format": "json",
     }
-    return ["run", "--follow", *itertools.chain.from_iterable(options.items())]
+    return ["run", "--follow", *(word for option in options.items() for word in option)]
 
 
 def _environment(template: PodTemplate, *, optional: bool) -> list[dict[str, Any]]:
@@ -221,7 +217,7 @@ def _optional(variable: dict[str, Any]) -> dict[str, Any]:
 def _resources(template: PodTemplate) -> dict[str, dict[str, str]]:
     """Return resources. If the template sets requests or limits, neither default is used."""
     given = {kind: values for kind, values in template.resources.manifest().items() if values}
-    return given or {"requests": dict(_DEFAULT_REQUESTS), "limits": dict(_DEFAULT_LIMITS)}
+    return given or {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
 
 
 def _probe(path: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def consumer_status(
     before: Mapping[str, Any] = found.get("status") or {}
     reports = [answer.report for answer in answers if answer.report is not None]
     conditions = [_paused(subscription), *_about_servers(reports)] if subscription is not None else []
-    ready = _ready(parsed.problem, answers, reports, conditions)
+    ready = _ready(parsed.problem, answers, conditions)
     status = written([ready, *conditions], before, found["metadata"].get("generation", 0), now)
     status["dead"] = dead
     if subscription is not None:
@@ -72,13 +72,9 @@ def _assignments(answers: Sequence[ConsumerAnswer]) -> list[dict[str, Any]]:
     ]
 
 
-def _ready(
-    problem: str,
-    answers: Sequence[ConsumerAnswer],
-    reports: Sequence[ConsumerReport],
-    conditions: Sequence[ConditionResult],
-) -> ConditionResult:
+def _ready(problem: str, answers: Sequence[ConsumerAnswer], conditions: Sequence[ConditionResult]) -> ConditionResult:
     ready = ConditionType.READY
+    reports = [answer.report for answer in answers if answer.report is not None]
     if problem:
         return no(ready, Reason.INVALID_SPEC, problem)
     if conditions[0].reason is Reason.PAUSED_BY_SPEC:
