@@ -112,10 +112,13 @@ class RelayClient:
                     if len(content) >= most:
                         break
                 return response.status, bytes(content[:most])
+        # No reason contains an address: it changes with every restart, and each changed message causes a status write.
         except TimeoutError:
             return 0, b"did not answer in time"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return 0, _reason(error).encode()
+        except aiohttp.ClientConnectorError as error:
+            return 0, f"can't be connected to ({error.os_error.strerror or 'no route'})".encode()
+        except (aiohttp.ClientError, OSError, ValueError):
+            return 0, b"broke off its answer"
 
 
 def _answer(pod: RelayPod, content: bytes, relay: str, partitions: Partitions) -> Answer:
@@ -125,10 +128,3 @@ def _answer(pod: RelayPod, content: bytes, relay: str, partitions: Partitions) -
     if any(each.relay and each.relay != pod.relay_id for each in report.relays):
         return Answer(pod, None, "another relay answers at its address")  # the address was reassigned to a new pod
     return Answer(pod, bounded(report, relay, partitions))
-
-
-def _reason(error: Exception) -> str:
-    """Error text without addresses: they change with every restart, and each changed message causes a status write."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return f"can't be connected to ({error.os_error.strerror or 'no route'})"
-    return "broke off its answer"

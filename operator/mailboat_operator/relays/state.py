@@ -73,7 +73,7 @@ class ConfigPush:
 class _Relay:
     poll: PodPoll[RelayPod, ProcessStatus]
     pushed: Configuration | None = None
-    """Last configuration intended for these relays."""
+    """Last configuration that this process intended for these relays."""
     refusals: dict[str, PushResponse] = field(default_factory=dict)
     """Last refusal of the configuration, by pod uid. The same refusal is logged once."""
     plan: Plan | None = None
@@ -107,7 +107,6 @@ class RelayStates:
         return self._relays.setdefault(key, _Relay(PodPoll(self.timeouts, "relays", self.clock)))
 
     def pushed_config(self, key: Key) -> Configuration | None:
-        """Return the configuration pushed last by this process, if any."""
         return self._state(key).pushed
 
     async def push_config(self, key: Key, answers: Sequence[Answer], configuration: Configuration) -> ConfigPush:

@@ -16,8 +16,6 @@ from mailboat_spec import FIELD_MANAGER, OutboxRelay, Runtime, names
 
 CHILD_KINDS: Final = (CONFIG_MAP, SERVICE_ACCOUNT, SERVICE, DEPLOYMENT, DISRUPTION_BUDGET)
 """In order of creation: pods come last, after everything that they reference."""
-_ROLLOUT_SECONDS: Final = 120
-"""Time without progress after which Kubernetes reports that a rollout hangs. It continues when the cause is gone."""
 
 
 class Owner(Enum):
@@ -58,7 +56,7 @@ def deployment(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]
     spec = {
         "replicas": relay.spec.replicas,
         "paused": False,  # else `kubectl rollout pause` would keep a new image or Secret from relays, unnoticed
-        "progressDeadlineSeconds": _ROLLOUT_SECONDS,
+        "progressDeadlineSeconds": 120,  # a hanging rollout is reported then, and continues when the cause is gone
         "revisionHistoryLimit": 3,
         "selector": {"matchLabels": selector_labels(relay.metadata.name)},
         # The new relay is ready before the old one stops, so its partitions move only once.

@@ -74,8 +74,7 @@ def relay_labels(relay: str) -> dict[str, str]:
 
 def is_relay_pod(labels: Mapping[str, str]) -> bool:
     """Return whether a pod belongs to a relay's Deployment; an application's pod that requests a sidecar does not."""
-    managed = labels.get(names.MANAGED_BY_LABEL) == names.MANAGED_BY
-    return managed and labels.get(names.COMPONENT_LABEL) == COMPONENT
+    return (labels.get(names.MANAGED_BY_LABEL), labels.get(names.COMPONENT_LABEL)) == (names.MANAGED_BY, COMPONENT)
 
 
 def is_injected(pod: Mapping[str, Any]) -> bool:

@@ -89,10 +89,7 @@ def unknown(type_: ConditionType, reason: Reason, message: str) -> ConditionResu
 def written(
     conditions: Sequence[ConditionResult], before: Mapping[str, Any], generation: int, now: datetime
 ) -> dict[str, Any]:
-    """Return conditions in the form of the API, with those of kstatus. ``before`` is the existing status.
-
-    If the status of a condition is unchanged, its lastTransitionTime is kept.
-    """
+    """Return the conditions for the API, with those of kstatus. An unchanged status keeps its lastTransitionTime."""
     ready = next(each for each in conditions if each.type is ConditionType.READY)
     progress = []
     for type_, reasons in ((ConditionType.STALLED, _STALLED), (ConditionType.RECONCILING, _PROGRESSING)):
@@ -127,8 +124,8 @@ def condition_events(before: Iterable[Mapping[str, Any]], after: Iterable[Mappin
 
 def overdue(conditions: Iterable[Mapping[str, Any]], now: datetime) -> list[EventNote]:
     """Return an event about a Ready condition whose reason resolves by itself, and which lasts too long for that."""
-    ready = next((each for each in conditions if each["type"] == ConditionType.READY), None)
-    if ready is None or ready["status"] == ConditionStatus.TRUE or ready["reason"] not in _PROGRESSING:
+    ready = next(each for each in conditions if each["type"] == ConditionType.READY)
+    if ready["status"] == ConditionStatus.TRUE or ready["reason"] not in _PROGRESSING:
         return []
     since = datetime.fromisoformat(ready["lastTransitionTime"])
     return [EventNote(True, ready["reason"], ready["message"])] if now - since >= _TOO_LONG else []

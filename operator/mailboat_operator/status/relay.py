@@ -20,15 +20,14 @@ _DAYS_AHEAD: Final = 7.0
 def relay_status(
     observed: Observation, blocker: Blocker | None, deployment: Object | None, now: datetime
 ) -> dict[str, Any]:
-    found, pods = observed.found, observed.pods
-    before = found.get("status") or {}
-    alive, ready = sum(pod.alive for pod in pods), len(_ready_pods(observed))
+    before = observed.found.get("status") or {}
+    alive, ready = sum(pod.alive for pod in observed.pods), len(_ready_pods(observed))
     # With sidecars the application's pods determine the number.
     desired = observed.relay.spec.replicas if observed.relay is not None else None
     database = ", ".join(_databases(observed)) or before.get("database")
     conditions = _conditions(observed, blocker, deployment)
     return {
-        **written(conditions, before, found["metadata"].get("generation", 0), now),
+        **written(conditions, before, observed.found["metadata"].get("generation", 0), now),
         "replicas": alive,
         "readyReplicas": ready,
         "replicasDisplay": f"{ready}/{alive if desired is None else desired}",

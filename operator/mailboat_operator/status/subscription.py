@@ -103,8 +103,10 @@ def subscription_status(facts: SubscriptionFacts, now: datetime) -> dict[str, An
 
 def _numbers(facts: SubscriptionFacts) -> dict[str, Any]:
     counted = [report for _, report in facts.held.values() if report is not None]
-    lags = _lags(facts)
-    lag = display.rounded_count(sum(lags.values()))
+    # If no relay counts a partition, keep its last known lag; the sum is a lower bound then.
+    lags = {each["partition"]: each.get("lag", 0) for each in facts.before.get("partitions") or ()}
+    lags |= {number: report.lag for number, (_, report) in facts.held.items() if report is not None}
+    lag = display.rounded_count(sum(lags.get(number, 0) for number in facts.held))
     bounded = any(report.lag_bounded for report in counted) or len(counted) < len(facts.held)
     numbers: dict[str, Any] = {
         "lag": lag,
@@ -114,7 +116,7 @@ def _numbers(facts: SubscriptionFacts) -> dict[str, Any]:
         "rate": display.rounded_rate(sum(each.rate for _, each in facts.reports)),
         "partitions": [
             display.partition_row(
-                number, "" if facts.pulled else pod, lags[number], report.oldest_age if report else None
+                number, "" if facts.pulled else pod, lags.get(number, 0), report.oldest_age if report else None
             )
             for number, (pod, report) in sorted(facts.held.items())
         ],
@@ -138,13 +140,6 @@ def _last_error(facts: SubscriptionFacts, now: datetime) -> dict[str, Any]:
     if same and (since == 0.0 or abs(at - datetime.fromisoformat(str(before))) < _SAME_TIME):
         return {"lastError": text, "lastErrorTime": before}  # the time is computed again at every poll
     return {"lastError": text, "lastErrorTime": timestamp(at)}
-
-
-def _lags(facts: SubscriptionFacts) -> dict[int, int]:
-    """Lag per partition. If no relay counts a partition, keep its last known lag; the sum is a lower bound then."""
-    lags = {each["partition"]: each.get("lag", 0) for each in facts.before.get("partitions") or ()}
-    lags |= {number: report.lag for number, (_, report) in facts.held.items() if report is not None}
-    return {number: lags.get(number, 0) for number in facts.held}
 
 
 def _conditions(facts: SubscriptionFacts) -> list[ConditionResult]:
@@ -211,8 +206,7 @@ def _paused(facts: SubscriptionFacts) -> ConditionResult:
     if facts.subscription is not None and facts.subscription.spec.state is State.PAUSED:
         return yes(paused, Reason.PAUSED_BY_SPEC, "Paused: set spec.state to Running to resume.")
     if facts.reports and all(each.state == "Paused" for _, each in facts.reports):
-        message = "Paused in the database by a command: run `mailboat resume`."
-        return yes(paused, Reason.PAUSED_BY_COMMAND, message)
+        return yes(paused, Reason.PAUSED_BY_COMMAND, "Paused in the database by a command: run `mailboat resume`.")
     return no(paused, Reason.RUNNING, "Not paused.")
 
 
