@@ -18,7 +18,7 @@ from mailboat_operator.resources import Owner, deployment, desired, disruption_b
 from mailboat_operator.resources.configmap import (
     Configuration,
     all_paused,
-    config_map,
+    config_map_content,
     configuration_in,
     item,
     last_valid_form,
@@ -235,7 +235,7 @@ def test_the_configuration_is_the_resources_with_a_version_and_nothing_else():
     }
     assert [each["metadata"]["name"] for each in rest] == ["a", "b"]
     assert all(set(each) == {"apiVersion", "kind", "metadata", "spec"} for each in (first, *rest))
-    assert configuration_in(config_map({}, made, "keys")) == made
+    assert configuration_in(config_map_content(made, "keys")) == made
 
 
 SUBSETS = st.sets(st.sampled_from("abc")).map(lambda names: [subscription(name) for name in sorted(names)])
@@ -292,7 +292,7 @@ def test_a_large_configuration_is_compressed_and_one_over_the_limit_is_reported(
         return configuration([subscription(f"s{number}", sink) for number in range(count)])
 
     for made, packed in ((of(1), False), (of(40), True)):
-        stored = config_map({}, made, "keys")
+        stored = config_map_content(made, "keys")
         assert ("binaryData" in stored, "resources.yaml" in stored["data"]) == (packed, not packed)
         assert configuration_in(stored) == made
         assert too_large(made, "orders") == ""

@@ -86,7 +86,7 @@ class Consumers:
         counts = {answer.pod.uid: answer.report.dead for answer in answers if answer.report is not None}
         total = self._dead.setdefault(metadata["uid"], RestartTotal((found.get("status") or {}).get("dead", 0)))
         dead = total.count(counts, {pod.uid: pod.created for pod in pods})
-        status = consumer_status(found, parsed.subscription, parsed.problem, answers, dead, datetime.now(UTC))
+        status = consumer_status(parsed, answers, dead, datetime.now(UTC))
         self.metrics.lag.labels(namespace, name).set(status.get("lag", 0))
         await self.status_writer.write_status(SUBSCRIPTION, found, status)
         return self.interval if pods else None

@@ -84,7 +84,7 @@ class Reconciler:
     # ---- observe ---------------------------------------------------------------------------------------------------
 
     async def _observe(self, key: Key, found: Object) -> Observation:
-        relay, problem = observation.parse_relay(found)
+        relay, problem = observation.parse_resource(found, OutboxRelay)
         live = await self.children.find(CONFIG_MAP, key)
         own = live is not None and owner_of(live, key[1], found["metadata"]["uid"]) is Owner.OWN
         written = await asyncio.to_thread(configmap.configuration_in, live) if own else None
@@ -110,8 +110,7 @@ class Reconciler:
         form, lost = observation.find_last_valid_form(parsed.found, "/".join(key), written, pushed, answers)
         if form is None:
             return replace(parsed, lost=lost)
-        subscription = observation.parse_subscription(form).subscription
-        return replace(parsed, subscription=subscription, item=configmap.raw_item(form), last_valid=form)
+        return replace(parsed, subscription=observation.parse_subscription(form).subscription, last_valid=form)
 
     def _still_exists(self, key: Key, found: Object) -> bool:
         """Return whether the relay resource still exists after the status calls, which take time.

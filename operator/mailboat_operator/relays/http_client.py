@@ -44,7 +44,7 @@ class RelayClient:
         self._signer = signer
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._memory = Memory(_MEMORY, max_waiters=sys.maxsize)
-        self._session: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession  # opened on entry
 
     async def __aenter__(self) -> Self:
         # ClosableConnections are not reused: relays come and go, and the next poll is seconds away.
@@ -55,8 +55,7 @@ class RelayClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._session.close()
 
     async def status(self, pod: RelayPod, relay: str, partitions: Partitions) -> Answer:
         """Return the report of a pod's relay about ``relay`` and these subscriptions."""
@@ -103,7 +102,6 @@ class RelayClient:
         self, method: str, pod: PolledPod, path: str, body: bytes, most: int, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Return the status code and the first ``most`` bytes of the answer, or 0 and a reason."""
-        assert self._session is not None, "used as a context manager"
         try:
             async with self._session.request(
                 method, f"http://{pod.address}{path}", data=body or None, headers=headers, allow_redirects=False
@@ -114,10 +112,13 @@ class RelayClient:
                     if len(content) >= most:
                         break
                 return response.status, bytes(content[:most])
+        # No reason contains an address: it changes with every restart, and each changed message causes a status write.
         except TimeoutError:
             return 0, b"did not answer in time"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return 0, _reason(error).encode()
+        except aiohttp.ClientConnectorError as error:
+            return 0, f"can't be connected to ({error.os_error.strerror or 'no route'})".encode()
+        except (aiohttp.ClientError, OSError, ValueError):
+            return 0, b"broke off its answer"
 
 
 def _answer(pod: RelayPod, content: bytes, relay: str, partitions: Partitions) -> Answer:
@@ -127,10 +128,3 @@ def _answer(pod: RelayPod, content: bytes, relay: str, partitions: Partitions) -
     if any(each.relay and each.relay != pod.relay_id for each in report.relays):
         return Answer(pod, None, "another relay answers at its address")  # the address was reassigned to a new pod
     return Answer(pod, bounded(report, relay, partitions))
-
-
-def _reason(error: Exception) -> str:
-    """Error text without addresses: they change with every restart, and each changed message causes a status write."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return f"can't be connected to ({error.os_error.strerror or 'no route'})"
-    return "broke off its answer"

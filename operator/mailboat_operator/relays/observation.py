@@ -6,21 +6,26 @@ became invalid, relays keep its last valid form. Parsing thousands of subscripti
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 from mailboat_operator.kube.client import Key, Object
 from mailboat_operator.relays.pods import RelayPod
 from mailboat_operator.relays.reports import Answer, config_version, relay_reports
 from mailboat_operator.relays.state import Work
-from mailboat_operator.resources import selector_labels
-from mailboat_operator.resources.configmap import Configuration, Item, contains_name, is_named, item, last_valid_form
+from mailboat_operator.resources import configmap, selector_labels
+from mailboat_operator.resources.configmap import Configuration, contains_name, is_named, last_valid_form
 from mailboat_operator.resources.pod import child_name, database_secrets, secrets_in, sink_secrets
-from mailboat_spec import EventSubscription, OutboxRelay, Resource, Runtime, SpecError, full_name
+from mailboat_spec import EventSubscription, OutboxRelay, Runtime, SpecError, full_name
 from mailboat_spec.documents import read_document
 from mailboat_spec.names import RELAY_LABEL
+from mailboat_spec.relay_status import RelayStatus
+
+Model = TypeVar("Model", OutboxRelay, EventSubscription)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ObservedSubscription:
     """One subscription: its resource, and the form that relays are configured with."""
 
@@ -29,18 +34,21 @@ class ObservedSubscription:
     """The spec, or its last valid form. None if that form can't be parsed, or if relays have none."""
     problem: str = ""
     """Why the spec is invalid; empty if it is valid."""
-    item: Item | None = None
-    """The subscription in the configuration of the relays; None if they get none."""
     last_valid: Object | None = None
     """The last valid form, as relays have it, if the spec is invalid."""
     lost: bool = False
     """Relays have the subscription, but its last valid form can't be recovered."""
 
+    @cached_property
+    def item(self) -> configmap.Item | None:
+        """The subscription in the configuration of the relays; None if they get none."""
+        if self.last_valid is not None:
+            return configmap.raw_item(self.last_valid)
+        return configmap.item(self.subscription) if self.subscription is not None else None
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Observation:
-    """Input of one reconcile: resource, subscriptions, pods and relay reports."""
-
     key: Key
     found: Object
     """The OutboxRelay, as the API server has it."""
@@ -59,7 +67,7 @@ class Observation:
         return "/".join(self.key)
 
     @property
-    def items(self) -> list[Item]:
+    def items(self) -> list[configmap.Item]:
         return [each.item for each in self.subscriptions if each.item is not None]
 
     @property
@@ -98,6 +106,11 @@ class Observation:
         """Answers of pods that keep running. A stopping relay hands over its partitions: its report is outdated."""
         return [answer for answer in self.answers if answer.pod.alive]
 
+    @cached_property
+    def reports(self) -> list[RelayStatus]:
+        """Reports of relays that keep running."""
+        return [report for _, report in relay_reports(self.running_answers, self.name)]
+
     @property
     def hold_reason(self) -> str:
         """Why relays get no new configuration; empty if they do."""
@@ -127,8 +140,7 @@ class Observation:
 
     def is_behind(self, version: int) -> bool:
         """Return whether a relay that answered still runs an earlier version of the configuration."""
-        answers = [answer for answer in self.running_answers if answer.report is not None]
-        return any(config_version(answer) < version for answer in answers)
+        return any(answer.report is not None and config_version(answer) < version for answer in self.running_answers)
 
 
 def find_last_valid_form(
@@ -159,18 +171,9 @@ def find_last_valid_form(
     )
 
 
-def parse_relay(found: Object) -> tuple[OutboxRelay | None, str]:
-    """Return the relay, or None and the problem with its spec."""
-    relay, problem = _parse(found)
-    assert relay is None or isinstance(relay, OutboxRelay)
-    return relay, problem
-
-
 def parse_subscription(found: Object) -> ObservedSubscription:
     """Parse a subscription by itself, whatever it reads."""
-    subscription, problem = _parse(found)
-    assert subscription is None or isinstance(subscription, EventSubscription)
-    return ObservedSubscription(found, subscription, problem)
+    return ObservedSubscription(found, *parse_resource(found, EventSubscription))
 
 
 class SubscriptionParser:
@@ -181,22 +184,20 @@ class SubscriptionParser:
         """By uid and resource version."""
 
     def read(self, found: Sequence[Object]) -> list[ObservedSubscription]:
-        """Parse each subscription, and build its item of the configuration."""
         read = {}
         for each in found:
             version = (each["metadata"]["uid"], each["metadata"]["resourceVersion"])
-            parsed = self._cache.get(version) or parse_subscription(each)
-            if parsed.subscription is not None and parsed.item is None:
-                parsed = replace(parsed, item=item(parsed.subscription))
-            read[version] = parsed
+            read[version] = self._cache.get(version) or parse_subscription(each)
         self._cache = read
         return list(read.values())
 
 
-def _parse(found: Object) -> tuple[Resource | None, str]:
+def parse_resource(found: Object, model: type[Model]) -> tuple[Model | None, str]:
     """Return the resource, or None and its problems: field and remedy, without the name of the resource itself."""
     try:
-        return read_document("", {name: value for name, value in found.items() if name != "status"}), ""
+        resource = read_document("", {name: value for name, value in found.items() if name != "status"})
     except SpecError as error:
         lines = (f"{each.path}: {each.message}" if each.path else each.message for each in error.problems)
         return None, "; ".join(lines)
+    assert isinstance(resource, model)
+    return resource, ""

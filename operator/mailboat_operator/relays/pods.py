@@ -8,8 +8,6 @@ from mailboat_operator.resources.pod import CONTAINER, PORT, chosen_port, is_inj
 from mailboat_spec.names import CONSUMER_PORT_NAME, INJECT_ANNOTATION
 
 _STARTING: Final = frozenset({"ContainerCreating", "PodInitializing", None, ""})
-_NO_IMAGE: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
-_OUT_OF_MEMORY: Final = "OOMKilled"
 _LONGEST_PROBLEM: Final = 200
 
 
@@ -46,7 +44,6 @@ class RelayPod(PolledPod):
 
     @property
     def audience(self) -> str:
-        """Audience of tokens for this pod."""
         return f"{self.namespace}/{self.name}/{self.uid}"
 
     @property
@@ -95,6 +92,7 @@ def relay_pod(pod: Mapping[str, Any]) -> RelayPod:
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     own = is_relay_pod(labels)
+    conditions = [(each.get("type"), each.get("status")) for each in status.get("conditions") or ()]
     return RelayPod(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -105,9 +103,7 @@ def relay_pod(pod: Mapping[str, Any]) -> RelayPod:
         opted_out=annotations.get(INJECT_ANNOTATION) == "false",
         terminating=metadata.get("deletionTimestamp") is not None,
         finished=status.get("phase") in ("Succeeded", "Failed"),
-        ready=any(
-            (each.get("type"), each.get("status")) == ("Ready", "True") for each in status.get("conditions") or ()
-        ),
+        ready=("Ready", "True") in conditions,
         volumes=frozenset(volume["name"] for volume in spec.get("volumes") or ()),
         problem=_problem(spec, status),
     )
@@ -125,13 +121,11 @@ def _problem(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     container = _relay_of(spec, "initContainers", "containers")
     waiting = (relay.get("state") or {}).get("waiting") or {}
     ended = (relay.get("state") or {}).get("terminated") or (relay.get("lastState") or {}).get("terminated") or {}
-    if waiting.get("reason") in _NO_IMAGE:
+    if waiting.get("reason") in ("ErrImagePull", "ImagePullBackOff"):
         return f"the image {container.get('image')} can't be pulled"
     if ended and not relay.get("ready"):
         return _ended(ended, container)
-    if not waiting or waiting.get("reason") in _STARTING:
-        return ""
-    return _with_reason("can't start", waiting)
+    return "" if waiting.get("reason") in _STARTING else _with_reason("can't start", waiting)
 
 
 def _relay_of(part: Mapping[str, Any], *lists: str) -> Mapping[str, Any]:
@@ -143,7 +137,7 @@ def _relay_of(part: Mapping[str, Any], *lists: str) -> Mapping[str, Any]:
 def _ended(ended: Mapping[str, Any], container: Mapping[str, Any]) -> str:
     """Say how the relay's container ended last. Its limit matters only if it ran out of memory."""
     reason, code = ended.get("reason") or "Error", ended.get("exitCode")
-    if reason != _OUT_OF_MEMORY:
+    if reason != "OOMKilled":
         return f"ended with exit code {code} ({reason}), and is restarted: see its log"
     limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
     remedy = "raise spec.template.resources.limits.memory" if limit else "the node ran out of memory"

@@ -40,8 +40,6 @@ _SUFFIX: Final = ".pem"
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """One private key and its creation time."""
-
     made: datetime
     private: Ed25519PrivateKey
 
@@ -131,8 +129,6 @@ class Signer:
 
 @dataclass(frozen=True, slots=True)
 class SigningKeyRotation:
-    """Maintain the signing keys in their Secret."""
-
     kube: Kube
     namespace: str
     secret: str
@@ -143,7 +139,7 @@ class SigningKeyRotation:
         content = await self.kube.read_secret(self.namespace, self.secret)
         found = KeyRing.parse(content.data) if content is not None else None
         ring = turned(found, self.now())
-        if found is None or ring != found:
+        if ring != found:
             await self.kube.write_secret(self.namespace, self.secret, content, ring.data())
             log.info("Signing keys renewed", extra={"secret": self.secret, "keys": len(ring.keys)})
         return ring

@@ -1,7 +1,5 @@
 """Relay pods of every OutboxRelay: their last reports, the configuration pushed to them, and the partition assignment.
 
-All of this state can be lost. A new operator polls the relays and continues from their reports.
-
 An assignment is balanced, sticky, and limited to capable pods. A relay can serve a subscription if it reports that it
 has built it and if its pod mounts all Secrets that the subscription needs; a running sidecar can't get a new one.
 Subscriptions with the same set of capable pods are balanced together, so that all pods carry the same total load.
@@ -19,15 +17,7 @@ from mailboat_operator.kube.client import Key
 from mailboat_operator.metrics import Metrics
 from mailboat_operator.relays.http_client import PushResponse, RelayClient
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import (
-    Answer,
-    Partitions,
-    PodPoll,
-    PollTimeouts,
-    config_version,
-    pod_of,
-    relay_reports,
-)
+from mailboat_operator.relays.reports import Answer, PodPoll, PollTimeouts, config_version, pod_of, relay_reports
 from mailboat_operator.resources.configmap import Configuration
 from mailboat_spec.assignment import AssignmentRequest, balance
 from mailboat_spec.relay_status import ProcessStatus, RelayStatus
@@ -36,7 +26,6 @@ log = logging.getLogger(__name__)
 
 _FURTHEST_AHEAD: Final = 2**61
 """Milliseconds. Added to the current time, the result still fits into a Postgres bigint."""
-
 
 Partition = tuple[str, int]
 """Full name of the subscription, and the partition number."""
@@ -67,7 +56,7 @@ class Plan:
     """An assignment that was pushed to the relays."""
 
     generation: int
-    owners: Mapping[Partition, str]
+    owners: Owners
     at: float
     """Monotonic seconds."""
 
@@ -84,7 +73,7 @@ class ConfigPush:
 class _Relay:
     poll: PodPoll[RelayPod, ProcessStatus]
     pushed: Configuration | None = None
-    """Last configuration intended for these relays."""
+    """Last configuration that this process intended for these relays."""
     refusals: dict[str, PushResponse] = field(default_factory=dict)
     """Last refusal of the configuration, by pod uid. The same refusal is logged once."""
     plan: Plan | None = None
@@ -94,8 +83,6 @@ class _Relay:
 
 @dataclass(slots=True)
 class RelayStates:
-    """Relay pods of all resources."""
-
     client: RelayClient
     metrics: Metrics
     timeouts: PollTimeouts
@@ -107,11 +94,8 @@ class RelayStates:
         self._relays.pop(key, None)
         self.metrics.forget_relay(*key)
 
-    async def poll(self, key: Key, pods: Sequence[RelayPod], partitions: Partitions) -> list[Answer]:
-        """Poll every pod and return one answer each, see ``PodPoll.poll``.
-
-        ``partitions``: subscriptions that answers may contain, with their partition counts.
-        """
+    async def poll(self, key: Key, pods: Sequence[RelayPod], partitions: Mapping[str, int]) -> list[Answer]:
+        """See ``PodPoll.poll``. ``partitions``: subscriptions that answers may contain, with their partition counts."""
         name = "/".join(key)
         answers = await self._state(key).poll.poll(pods, lambda pod: self.client.status(pod, name, partitions))
         answering = sum(not answer.error for answer in answers)
@@ -123,7 +107,6 @@ class RelayStates:
         return self._relays.setdefault(key, _Relay(PodPoll(self.timeouts, "relays", self.clock)))
 
     def pushed_config(self, key: Key) -> Configuration | None:
-        """Return the configuration pushed last by this process, if any."""
         return self._state(key).pushed
 
     async def push_config(self, key: Key, answers: Sequence[Answer], configuration: Configuration) -> ConfigPush:
@@ -156,11 +139,10 @@ class RelayStates:
             for answer, report in relay_reports(answers, name)
             if answer.pod.alive and report.database_reachable and report.state != "Stopping"
         ]
-        before = state.plan
 
         def plan() -> tuple[Owners, Owners]:
             workers, reported = _workers(healthy, work), _reported(healthy)
-            return assign(work, workers, sticky(before, reported, workers)), reported
+            return assign(work, workers, sticky(state.plan, reported, workers)), reported
 
         desired, reported = await asyncio.to_thread(plan)
         now = self.clock()
@@ -195,7 +177,7 @@ def _workers(healthy: Sequence[tuple[Answer, RelayStatus]], work: Sequence[Work]
     return workers
 
 
-def _reported(healthy: Sequence[tuple[Answer, RelayStatus]]) -> Mapping[Partition, str]:
+def _reported(healthy: Sequence[tuple[Answer, RelayStatus]]) -> Owners:
     """Return the owner of each partition. The owner's own report has precedence over database reads of other relays."""
     owners: dict[Partition, str] = {}
     for answer, report in healthy:

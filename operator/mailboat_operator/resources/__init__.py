@@ -9,26 +9,13 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
-from mailboat_operator.kube.client import (
-    CONFIG_MAP,
-    DEPLOYMENT,
-    DISRUPTION_BUDGET,
-    RELAY,
-    SERVICE,
-    SERVICE_ACCOUNT,
-    Kind,
-    Object,
-)
+from mailboat_operator.kube.client import CONFIG_MAP, DEPLOYMENT, DISRUPTION_BUDGET, SERVICE, SERVICE_ACCOUNT, Kind
 from mailboat_operator.resources import pod
-from mailboat_operator.resources.configmap import Configuration, config_map
-from mailboat_spec import FIELD_MANAGER, OutboxRelay, Runtime
-from mailboat_spec.names import RELAY_LABEL
+from mailboat_operator.resources.configmap import Configuration, config_map_content
+from mailboat_spec import FIELD_MANAGER, OutboxRelay, Runtime, names
 
 CHILD_KINDS: Final = (CONFIG_MAP, SERVICE_ACCOUNT, SERVICE, DEPLOYMENT, DISRUPTION_BUDGET)
 """In order of creation: pods come last, after everything that they reference."""
-_ROLLOUT_SECONDS: Final = 120
-"""Time without progress after which Kubernetes reports that a rollout hangs. It continues when the cause is gone."""
-_SPREAD_OVER: Final = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
 
 
 class Owner(Enum):
@@ -42,24 +29,25 @@ class Owner(Enum):
 
 def desired(
     relay: OutboxRelay, secrets: Sequence[str], configuration: Configuration, public_keys: str, image: pod.RelayImage
-) -> dict[Kind, Object]:
+) -> dict[Kind, dict[str, Any]]:
     """Return the desired children. A kind that is missing must not exist. ``secrets``: Secrets that relays mount.
 
     A relay with runtime Sidecar has a ConfigMap and a Service, but no pods of its own.
     """
-    children: dict[Kind, Object] = {
-        CONFIG_MAP: config_map(child_metadata(relay), configuration, public_keys),
+    children: dict[Kind, dict[str, Any]] = {
+        CONFIG_MAP: _child(CONFIG_MAP, relay, **config_map_content(configuration, public_keys)),
         SERVICE: service(relay),
     }
     if relay.spec.runtime is Runtime.DEPLOYMENT:
         children[DEPLOYMENT] = deployment(relay, image, secrets)
         children[DISRUPTION_BUDGET] = disruption_budget(relay)
         if relay.spec.template.service_account_name is None:
-            children[SERVICE_ACCOUNT] = service_account(relay)
+            # An identity without a token, since relays never call the API.
+            children[SERVICE_ACCOUNT] = _child(SERVICE_ACCOUNT, relay, automountServiceAccountToken=False)
     return children
 
 
-def deployment(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]) -> Object:
+def deployment(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
     """Build the Deployment.
 
     Its template holds only parts that a running pod can't receive later: image, volumes, resources. Everything else is
@@ -68,7 +56,7 @@ def deployment(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]
     spec = {
         "replicas": relay.spec.replicas,
         "paused": False,  # else `kubectl rollout pause` would keep a new image or Secret from relays, unnoticed
-        "progressDeadlineSeconds": _ROLLOUT_SECONDS,
+        "progressDeadlineSeconds": 120,  # a hanging rollout is reported then, and continues when the cause is gone
         "revisionHistoryLimit": 3,
         "selector": {"matchLabels": selector_labels(relay.metadata.name)},
         # The new relay is ready before the old one stops, so its partitions move only once.
@@ -78,45 +66,34 @@ def deployment(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]
     return _child(DEPLOYMENT, relay, spec=spec)
 
 
-def _child(kind: Kind, relay: OutboxRelay, **fields: Any) -> Object:
-    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": child_metadata(relay), **fields}
-
-
 def selector_labels(relay: str) -> dict[str, str]:
     """Labels that select the Deployment's pods, but no application pod with a sidecar. A selector is immutable."""
-    every = pod.relay_labels(relay)
-    return {label: every[label] for label in (pod.NAME_LABEL, pod.INSTANCE_LABEL)}
+    return {pod.NAME_LABEL: pod.APPLICATION, pod.INSTANCE_LABEL: relay}
 
 
 def _template(relay: OutboxRelay, image: pod.RelayImage, secrets: Sequence[str]) -> dict[str, Any]:
     template, name = relay.spec.template, relay.metadata.name
     selector = {"matchLabels": selector_labels(name)}
+    port = pod.chosen_port(template.annotations) or pod.PORT
     metadata: dict[str, Any] = {"labels": {**template.labels, **pod.relay_labels(name)}}
     if template.annotations:
         metadata["annotations"] = dict(template.annotations)
     spec: dict[str, Any] = {
         "automountServiceAccountToken": False,
-        "containers": [
-            pod.relay_container(template, image, secrets, port=pod.chosen_port(template.annotations) or pod.PORT)
-        ],
+        "containers": [pod.relay_container(template, image, secrets, port=port)],
         "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "serviceAccountName": template.service_account_name or pod.child_name(name),
         "terminationGracePeriodSeconds": pod.DRAIN_SECONDS,
         "topologySpreadConstraints": [
             {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": selector}
-            for key in _SPREAD_OVER
+            for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
         ],
         "volumes": pod.relay_volumes(name, secrets),
     }
-    if template.node_selector:
-        spec["nodeSelector"] = dict(template.node_selector)
-    if template.tolerations:
-        spec["tolerations"] = [toleration.manifest() for toleration in template.tolerations]
-    if template.affinity:
-        spec["affinity"] = dict(template.affinity)
-    if template.image_pull_secrets:
-        spec["imagePullSecrets"] = [secret.manifest() for secret in template.image_pull_secrets]
+    further = template.manifest()
+    copied = ("nodeSelector", "tolerations", "affinity", "imagePullSecrets")
+    spec.update({field: further[field] for field in copied if further[field]})
     return {"metadata": metadata, "spec": spec}
 
 
@@ -134,7 +111,7 @@ def deployment_failures(live: Mapping[str, Any] | None) -> tuple[str, str]:
     return messages.get(("ReplicaFailure", "True"), ""), messages.get(("Progressing", "False"), "")
 
 
-def service(relay: OutboxRelay) -> Object:
+def service(relay: OutboxRelay) -> dict[str, Any]:
     """Build a headless Service: DNS names for the relays, and a target for monitors. It balances no traffic.
 
     It selects all pods with a relay, ready or not: failing relays must be visible.
@@ -142,19 +119,14 @@ def service(relay: OutboxRelay) -> Object:
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
-        "selector": {RELAY_LABEL: relay.metadata.name},
+        "selector": {names.RELAY_LABEL: relay.metadata.name},
         # By name: a sidecar may listen on another port.
         "ports": [{"name": pod.PORT_NAME, "port": pod.PORT, "protocol": "TCP", "targetPort": pod.PORT_NAME}],
     }
     return _child(SERVICE, relay, spec=spec)
 
 
-def service_account(relay: OutboxRelay) -> Object:
-    """Build the ServiceAccount of a Deployment's pods: an identity without a token, since relays never call the API."""
-    return _child(SERVICE_ACCOUNT, relay, automountServiceAccountToken=False)
-
-
-def disruption_budget(relay: OutboxRelay) -> Object:
+def disruption_budget(relay: OutboxRelay) -> dict[str, Any]:
     """Build a PodDisruptionBudget: a node drain evicts one relay at a time, so that its partitions can move meanwhile.
 
     With one replica, ``minAvailable`` would block every drain; ``maxUnavailable`` does not.
@@ -167,24 +139,23 @@ def disruption_budget(relay: OutboxRelay) -> Object:
     return _child(DISRUPTION_BUDGET, relay, spec=spec)
 
 
-def child_metadata(relay: OutboxRelay) -> dict[str, Any]:
-    """Name, labels, and the owner reference for garbage collection."""
+def _child(kind: Kind, relay: OutboxRelay, **fields: Any) -> dict[str, Any]:
     name = relay.metadata.name
-    return {
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.RELAY_KIND,
+        "name": name,
+        "uid": relay.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    metadata = {
         "name": pod.child_name(name),
         "namespace": relay.metadata.namespace,
         "labels": pod.relay_labels(name),
-        "ownerReferences": [
-            {
-                "apiVersion": RELAY.api_version,
-                "kind": RELAY.name,
-                "name": name,
-                "uid": relay.metadata.uid,
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
-        ],
+        "ownerReferences": [owner],
     }
+    return {"apiVersion": kind.api_version, "kind": kind.name, "metadata": metadata, **fields}
 
 
 def owner_of(child: Mapping[str, Any], relay_name: str, relay_uid: str) -> Owner:
@@ -193,22 +164,16 @@ def owner_of(child: Mapping[str, Any], relay_name: str, relay_uid: str) -> Owner
     A child that the operator created and that has no owner is adopted: ``kubectl delete --cascade=orphan`` leaves such
     children for the next relay of the name.
     """
-    references = child["metadata"].get("ownerReferences") or ()
-    group = RELAY.api_version.partition("/")[0]
+    metadata = child["metadata"]
+    references = metadata.get("ownerReferences") or ()
     for reference in references:
-        of_group = str(reference.get("apiVersion", "")).partition("/")[0] == group
-        if of_group and reference.get("kind") == RELAY.name:
+        of_group = str(reference.get("apiVersion", "")).partition("/")[0] == names.GROUP
+        if of_group and reference.get("kind") == names.RELAY_KIND:
             if reference.get("uid") == relay_uid:
                 return Owner.OWN
             if reference.get("name") == relay_name:
                 return Owner.PREDECESSOR
     owned = any(reference.get("controller") for reference in references)
-    return Owner.OWN if not owned and _created_by_operator(child["metadata"], relay_name) else Owner.FOREIGN
-
-
-def _created_by_operator(metadata: Mapping[str, Any], relay_name: str) -> bool:
     labelled = pod.relay_labels(relay_name).items() <= (metadata.get("labels") or {}).items()
-    return labelled and any(
-        entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
-        for entry in metadata.get("managedFields") or ()
-    )
+    writers = [(entry.get("manager"), entry.get("operation")) for entry in metadata.get("managedFields") or ()]
+    return Owner.OWN if labelled and not owned and (FIELD_MANAGER, "Apply") in writers else Owner.FOREIGN

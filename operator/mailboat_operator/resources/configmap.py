@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from mailboat_operator.resources.pod import KEYS_KEY, RESOURCES_KEY, child_name, mapping
-from mailboat_spec import EventSubscription, OutboxRelay, Resource, State
+from mailboat_spec import EventSubscription, OutboxRelay, State
 from mailboat_spec.names import CONFIG_VERSION_ANNOTATION, SUBSCRIPTION_KIND
 from mailboat_spec.wire_format import LARGEST_TEXT, is_packed, pack, unpack
 
@@ -36,8 +36,6 @@ _MAX_CLOCK_SKEW: Final = 24 * 3600 * 1000
 
 @dataclass(frozen=True)
 class Configuration:
-    """Configuration of relays, with its version."""
-
     version: int
     text: str
 
@@ -63,12 +61,11 @@ def raw_item(form: Mapping[str, Any]) -> Item:
     return Item(str(form["metadata"]["name"]), _line(form))
 
 
-def config_map(metadata: Mapping[str, Any], configuration: Configuration, public_keys: str) -> dict[str, Any]:
-    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+def config_map_content(configuration: Configuration, public_keys: str) -> dict[str, dict[str, str]]:
     if is_packed(configuration.packed):
         packed = base64.b64encode(configuration.packed).decode()
-        return {**made, "data": {KEYS_KEY: public_keys}, "binaryData": {RESOURCES_KEY: packed}}
-    return {**made, "data": {KEYS_KEY: public_keys, RESOURCES_KEY: configuration.text}}
+        return {"data": {KEYS_KEY: public_keys}, "binaryData": {RESOURCES_KEY: packed}}
+    return {"data": {KEYS_KEY: public_keys, RESOURCES_KEY: configuration.text}}
 
 
 def too_large(configuration: Configuration, relay: str) -> str:
@@ -95,10 +92,10 @@ def next_configuration(
     """
     lines = [each.line for each in sorted(items)]
     in_use = in_use if in_use < now_ms + _MAX_CLOCK_SKEW else 0
-    if before is not None and before.version >= in_use and before.text == _text(relay, lines, before.version):
+    document = _document(relay)
+    if before is not None and before.version >= in_use and before == _versioned(document, lines, before.version):
         return before
-    version = max(before.version + 1 if before is not None else 0, in_use + 1, now_ms)
-    return Configuration(version, _text(relay, lines, version))
+    return _versioned(document, lines, max(before.version + 1 if before is not None else 0, in_use + 1, now_ms))
 
 
 def all_paused(before: Configuration, now_ms: int) -> Configuration:
@@ -110,10 +107,7 @@ def all_paused(before: Configuration, now_ms: int) -> Configuration:
     paused = [_paused(line) for line in lines]
     if paused == lines:
         return before
-    version = max(before.version + 1, now_ms)
-    relay = json.loads(first)
-    relay["metadata"]["annotations"] = {CONFIG_VERSION_ANNOTATION: str(version)}
-    return Configuration(version, _joined([_line(relay), *paused]))
+    return _versioned(json.loads(first), paused, max(before.version + 1, now_ms))
 
 
 def _paused(line: str) -> str:
@@ -193,32 +187,24 @@ def _parsed(line: str) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _text(relay: OutboxRelay, lines: list[str], version: int) -> str:
-    first = _document(relay)
-    first["metadata"]["annotations"] = {CONFIG_VERSION_ANNOTATION: str(version)}
-    return _joined([_line(first), *lines])
-
-
-def _joined(lines: list[str]) -> str:
-    return f"{_HEAD}{_BETWEEN.join(lines)}{_TAIL}"
+def _versioned(relay: dict[str, Any], lines: list[str], version: int) -> Configuration:
+    relay["metadata"]["annotations"] = {CONFIG_VERSION_ANNOTATION: str(version)}
+    return Configuration(version, f"{_HEAD}{_BETWEEN.join([_line(relay), *lines])}{_TAIL}")
 
 
 def _line(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _document(resource: Resource) -> dict[str, Any]:
+def _document(resource: OutboxRelay | EventSubscription) -> dict[str, Any]:
     """Return identity and spec, without other metadata, so that a label changes no configuration.
 
     Default values are omitted: relays refuse unknown fields, and a field added by a later version must not reach the
     sidecars of running pods before it is used.
     """
-    changed = resource.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-    manifest = resource.manifest()
-    identity = ("name", "namespace", "uid", "generation")
     return {
-        "apiVersion": manifest["apiVersion"],
-        "kind": manifest["kind"],
-        "metadata": {field: manifest["metadata"][field] for field in identity if field in manifest["metadata"]},
-        "spec": changed["spec"],
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": resource.metadata.model_dump(include={"name", "namespace", "uid", "generation"}),
+        "spec": resource.spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True),
     }

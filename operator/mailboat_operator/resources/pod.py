@@ -7,20 +7,11 @@ not keep a pod from starting.
 """
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mailboat_spec import EventSubscription, OutboxRelay, PodTemplate
-from mailboat_spec.names import (
-    COMPONENT_LABEL,
-    INJECTED_ANNOTATION,
-    MANAGED_BY,
-    MANAGED_BY_LABEL,
-    PORT_ANNOTATION,
-    RELAY_LABEL,
-)
+from mailboat_spec import EventSubscription, OutboxRelay, PodTemplate, names
 
 CONTAINER: Final = "mailboat-relay"
 PORT: Final = 9808
@@ -43,9 +34,6 @@ USER: Final = 65532
 
 DRAIN_SECONDS: Final = 60
 """Seconds from SIGTERM to SIGKILL, for the batch in flight: its sink may take the whole delivery timeout."""
-
-_DEFAULT_REQUESTS: Final = {"cpu": "50m", "memory": "128Mi"}
-_DEFAULT_LIMITS: Final = {"memory": "256Mi"}
 
 _OPTIONAL_SOURCES: Final = frozenset({"secretKeyRef", "configMapKeyRef", "fileKeyRef"})
 """Sources of variables that are separate objects and may be missing."""
@@ -78,15 +66,15 @@ def relay_labels(relay: str) -> dict[str, str]:
     return {
         NAME_LABEL: APPLICATION,
         INSTANCE_LABEL: relay,
-        COMPONENT_LABEL: COMPONENT,
-        MANAGED_BY_LABEL: MANAGED_BY,
-        RELAY_LABEL: relay,
+        names.COMPONENT_LABEL: COMPONENT,
+        names.MANAGED_BY_LABEL: names.MANAGED_BY,
+        names.RELAY_LABEL: relay,
     }
 
 
 def is_relay_pod(labels: Mapping[str, str]) -> bool:
     """Return whether a pod belongs to a relay's Deployment; an application's pod that requests a sidecar does not."""
-    return labels.get(MANAGED_BY_LABEL) == MANAGED_BY and labels.get(COMPONENT_LABEL) == COMPONENT
+    return (labels.get(names.MANAGED_BY_LABEL), labels.get(names.COMPONENT_LABEL)) == (names.MANAGED_BY, COMPONENT)
 
 
 def is_injected(pod: Mapping[str, Any]) -> bool:
@@ -95,7 +83,7 @@ def is_injected(pod: Mapping[str, Any]) -> bool:
     The annotation alone is no proof, since templates are copied. The container's name is none either, since an
     application may use it.
     """
-    annotated = INJECTED_ANNOTATION in ((pod.get("metadata") or {}).get("annotations") or {})
+    annotated = names.INJECTED_ANNOTATION in ((pod.get("metadata") or {}).get("annotations") or {})
     containers = (pod.get("spec") or {}).get("initContainers") or ()
     return annotated and any(
         each.get("name") == CONTAINER and each.get("restartPolicy") == "Always" for each in containers
@@ -104,18 +92,16 @@ def is_injected(pod: Mapping[str, Any]) -> bool:
 
 def chosen_port(annotations: Mapping[str, Any]) -> int | None:
     """Return the port of a relay: the pod's annotation, else the default; None if the annotation is not a port."""
-    text = str(annotations.get(PORT_ANNOTATION, PORT)).strip()
+    text = str(annotations.get(names.PORT_ANNOTATION, PORT)).strip()
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0
     return number if 1 <= number <= 65535 else None
 
 
 def database_secrets(relay: OutboxRelay) -> tuple[str, ...]:
-    """Return the names of the Secrets needed to connect to the database."""
     return tuple(reference.name for reference in relay.spec.database.secret_refs())
 
 
 def sink_secrets(subscription: EventSubscription) -> tuple[str, ...]:
-    """Return the names of the Secrets that one subscription needs for delivery."""
     return tuple(sorted({reference.name for reference in subscription.spec.sink.chosen.secret_refs()}))
 
 
@@ -123,8 +109,8 @@ def secrets_in(subscription: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the Secrets in a sink's ``*SecretRef`` fields, also if the rest is not validated yet."""
     chosen = mapping(mapping(subscription.get("spec")).get("sink")).values()
     fields = [each for sink in chosen for each in mapping(sink).items()]
-    names = [mapping(value).get("name") for field, value in fields if str(field).endswith("SecretRef")]
-    return tuple(sorted({name for name in names if isinstance(name, str)}))
+    secrets = [mapping(value).get("name") for field, value in fields if str(field).endswith("SecretRef")]
+    return tuple(sorted({name for name in secrets if isinstance(name, str)}))
 
 
 def has_source(subscription: Mapping[str, Any]) -> bool:
@@ -191,7 +177,7 @@ def _arguments(port: int) -> list[str]:
         "--audience": "$(POD_NAMESPACE)/$(POD_NAME)/$(POD_UID)",
         "--log-format": "json",
     }
-    return ["run", "--follow", *itertools.chain.from_iterable(options.items())]
+    return ["run", "--follow", *(word for option in options.items() for word in option)]
 
 
 def _environment(template: PodTemplate, *, optional: bool) -> list[dict[str, Any]]:
@@ -229,9 +215,8 @@ def _optional(variable: dict[str, Any]) -> dict[str, Any]:
 
 def _resources(template: PodTemplate) -> dict[str, dict[str, str]]:
     """Return resources. If the template sets requests or limits, neither default is used."""
-    chosen = {"requests": dict(template.resources.requests), "limits": dict(template.resources.limits)}
-    given = {kind: values for kind, values in chosen.items() if values}
-    return given or {"requests": dict(_DEFAULT_REQUESTS), "limits": dict(_DEFAULT_LIMITS)}
+    given = {kind: values for kind, values in template.resources.manifest().items() if values}
+    return given or {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}
 
 
 def _probe(path: str) -> dict[str, Any]:
@@ -251,10 +236,5 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         before = result.get(key)
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, Mapping) and isinstance(before, Mapping):
-            result[key] = _merged(before, value)
-        else:
-            result[key] = value
-    return result
+        result[key] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return {key: value for key, value in result.items() if value is not None}

@@ -89,17 +89,12 @@ def unknown(type_: ConditionType, reason: Reason, message: str) -> ConditionResu
 def written(
     conditions: Sequence[ConditionResult], before: Mapping[str, Any], generation: int, now: datetime
 ) -> dict[str, Any]:
-    """Return conditions in the form of the API, with those of kstatus. ``before`` is the existing status.
-
-    If the status of a condition is unchanged, its lastTransitionTime is kept.
-    """
+    """Return the conditions for the API, with those of kstatus. An unchanged status keeps its lastTransitionTime."""
     ready = next(each for each in conditions if each.type is ConditionType.READY)
     progress = []
-    if ready.status is not ConditionStatus.TRUE:
-        if ready.reason in _STALLED:
-            progress = [replace(ready, type=ConditionType.STALLED, status=ConditionStatus.TRUE)]
-        elif ready.reason in _PROGRESSING:
-            progress = [replace(ready, type=ConditionType.RECONCILING, status=ConditionStatus.TRUE)]
+    for type_, reasons in ((ConditionType.STALLED, _STALLED), (ConditionType.RECONCILING, _PROGRESSING)):
+        if ready.status is not ConditionStatus.TRUE and ready.reason in reasons:
+            progress.append(replace(ready, type=type_, status=ConditionStatus.TRUE))
     last = before.get("conditions") or ()
     since = {(each.get("type"), each.get("status")): each.get("lastTransitionTime") for each in last}
     result = [
@@ -129,8 +124,8 @@ def condition_events(before: Iterable[Mapping[str, Any]], after: Iterable[Mappin
 
 def overdue(conditions: Iterable[Mapping[str, Any]], now: datetime) -> list[EventNote]:
     """Return an event about a Ready condition whose reason resolves by itself, and which lasts too long for that."""
-    ready = next((each for each in conditions if each["type"] == ConditionType.READY), None)
-    if ready is None or ready["status"] == ConditionStatus.TRUE or ready["reason"] not in _PROGRESSING:
+    ready = next(each for each in conditions if each["type"] == ConditionType.READY)
+    if ready["status"] == ConditionStatus.TRUE or ready["reason"] not in _PROGRESSING:
         return []
     since = datetime.fromisoformat(ready["lastTransitionTime"])
     return [EventNote(True, ready["reason"], ready["message"])] if now - since >= _TOO_LONG else []

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from mailboat_operator.kube.client import Object
+from mailboat_operator.relays.observation import ObservedSubscription
 from mailboat_operator.relays.reports import ConsumerAnswer, parse_reason
 from mailboat_operator.status import display
 from mailboat_operator.status.conditions import ConditionResult, no, unknown, written, yes
@@ -19,21 +19,14 @@ _NEEDED: Final = frozenset(
 
 
 def consumer_status(
-    found: Object,
-    subscription: EventSubscription | None,
-    problem: str,
-    answers: Sequence[ConsumerAnswer],
-    dead: int,
-    now: datetime,
+    parsed: ObservedSubscription, answers: Sequence[ConsumerAnswer], dead: int, now: datetime
 ) -> dict[str, Any]:
-    """Return the status of ``found``, parsed as ``subscription`` or invalid because of ``problem``.
-
-    ``answers``: of all living pods with its label. ``dead``: dead letters of all consumers, over their restarts.
-    """
+    """``answers``: of all living pods with its label. ``dead``: dead letters of all consumers, over their restarts."""
+    found, subscription = parsed.found, parsed.subscription
     before: Mapping[str, Any] = found.get("status") or {}
     reports = [answer.report for answer in answers if answer.report is not None]
     conditions = [_paused(subscription), *_about_servers(reports)] if subscription is not None else []
-    ready = _ready(problem, answers, reports, conditions)
+    ready = _ready(parsed.problem, answers, conditions)
     status = written([ready, *conditions], before, found["metadata"].get("generation", 0), now)
     status["dead"] = dead
     if subscription is not None:
@@ -79,13 +72,9 @@ def _assignments(answers: Sequence[ConsumerAnswer]) -> list[dict[str, Any]]:
     ]
 
 
-def _ready(
-    problem: str,
-    answers: Sequence[ConsumerAnswer],
-    reports: Sequence[ConsumerReport],
-    conditions: Sequence[ConditionResult],
-) -> ConditionResult:
+def _ready(problem: str, answers: Sequence[ConsumerAnswer], conditions: Sequence[ConditionResult]) -> ConditionResult:
     ready = ConditionType.READY
+    reports = [answer.report for answer in answers if answer.report is not None]
     if problem:
         return no(ready, Reason.INVALID_SPEC, problem)
     if conditions[0].reason is Reason.PAUSED_BY_SPEC:
@@ -119,16 +108,13 @@ def _paused(subscription: EventSubscription) -> ConditionResult:
 
 def _about_servers(reports: Sequence[ConsumerReport]) -> list[ConditionResult]:
     """Return the conditions of the servers that consumers report."""
-    sources = [each.source for each in reports if each.source is not None]
-    stores = [each.idempotency for each in reports if each.idempotency is not None]
-    topics = [each.dead_letters for each in reports if each.dead_letters is not None]
     conditions: list[ConditionResult] = []
-    if sources:
+    if sources := [each.source for each in reports if each.source is not None]:
         conditions.append(_reachable(ConditionType.SOURCE_REACHABLE, sources, Reason.SOURCE_UNAVAILABLE, "The broker"))
-    if stores:
+    if stores := [each.idempotency for each in reports if each.idempotency is not None]:
         subject, reason = "The store of handled events", Reason.IDEMPOTENCY_UNAVAILABLE
         conditions += [_reachable(ConditionType.IDEMPOTENCY_REACHABLE, stores, reason, subject), _reliable(stores)]
-    if topics:
+    if topics := [each.dead_letters for each in reports if each.dead_letters is not None]:
         subject, reason = "The dead-letter topic", Reason.DEAD_LETTER_UNAVAILABLE
         conditions += [_reachable(ConditionType.DEAD_LETTER_REACHABLE, topics, reason, subject), _stopped(topics)]
     return conditions

@@ -70,16 +70,14 @@ def with_secret_hint(reason: Reason, message: str) -> str:
 
 def secrets_mounted(lacking: Sequence[RelayPod]) -> ConditionResult:
     """Return SecretsMounted. ``lacking``: pods without a needed Secret. The Deployment replaces its own pods."""
-    since = "were started before a Secret was referred to, and can't see it"
+    mounted, since = ConditionType.SECRETS_MOUNTED, "were started before a Secret was referred to, and can't see it"
     if of_applications := [pod.name for pod in lacking if not pod.own]:
         message = f"These pods {since}: restart {named(of_applications)}."
-        return no(ConditionType.SECRETS_MOUNTED, Reason.RESTART_NEEDED, message)
+        return no(mounted, Reason.RESTART_NEEDED, message)
     if lacking:
         message = f"These pods {since}; they are being replaced: {named([pod.name for pod in lacking])}."
-        return no(ConditionType.SECRETS_MOUNTED, Reason.PROGRESSING, message)
-    return yes(
-        ConditionType.SECRETS_MOUNTED, Reason.UP_TO_DATE, "Every relay has a place for the Secrets that it needs."
-    )
+        return no(mounted, Reason.PROGRESSING, message)
+    return yes(mounted, Reason.UP_TO_DATE, "Every relay has a place for the Secrets that it needs.")
 
 
 def rounded_count(count: int) -> int:

@@ -7,11 +7,11 @@ from typing import Any, Final
 from mailboat_operator.kube.client import Object
 from mailboat_operator.relays.observation import Observation
 from mailboat_operator.relays.pods import RelayPod
-from mailboat_operator.relays.reports import parse_reason, relay_reports
+from mailboat_operator.relays.reports import parse_reason
 from mailboat_operator.resources import deployment_failures
 from mailboat_operator.status import display
 from mailboat_operator.status.conditions import Blocker, ConditionResult, EventNote, no, unknown, written, yes
-from mailboat_spec import ConditionStatus, ConditionType, OutboxRelay, Reason, Runtime
+from mailboat_spec import ConditionStatus, ConditionType, Reason, Runtime
 from mailboat_spec.relay_status import RelayStatus
 
 _DAYS_AHEAD: Final = 7.0
@@ -20,22 +20,20 @@ _DAYS_AHEAD: Final = 7.0
 def relay_status(
     observed: Observation, blocker: Blocker | None, deployment: Object | None, now: datetime
 ) -> dict[str, Any]:
-    """Return the status. ``blocker``: why the relay can't be brought to its desired state; None if it can."""
-    found, pods = observed.found, observed.pods
-    before = found.get("status") or {}
-    alive, ready = sum(pod.alive for pod in pods), len(_ready_pods(observed))
+    before = observed.found.get("status") or {}
+    alive, ready = sum(pod.alive for pod in observed.pods), len(_ready_pods(observed))
     # With sidecars the application's pods determine the number.
     desired = observed.relay.spec.replicas if observed.relay is not None else None
-    database = _databases(_reports(observed)) or [before.get("database", "")]
+    database = ", ".join(_databases(observed)) or before.get("database")
     conditions = _conditions(observed, blocker, deployment)
     return {
-        **written(conditions, before, found["metadata"].get("generation", 0), now),
+        **written(conditions, before, observed.found["metadata"].get("generation", 0), now),
         "replicas": alive,
         "readyReplicas": ready,
         "replicasDisplay": f"{ready}/{alive if desired is None else desired}",
         "selector": observed.selector,
         "subscriptions": len(observed.subscriptions),
-        **({"database": ", ".join(database)} if any(database) else {}),
+        **({"database": database} if database else {}),
     }
 
 
@@ -45,19 +43,14 @@ def _ready_pods(observed: Observation) -> list[RelayPod]:
     return [pod for pod in observed.pods if pod.alive and (pod.ready if pod.own else pod.name in answering)]
 
 
-def _reports(observed: Observation) -> list[RelayStatus]:
-    return [report for _, report in relay_reports(observed.running_answers, observed.name)]
-
-
 def _conditions(observed: Observation, blocker: Blocker | None, deployment: Object | None) -> list[ConditionResult]:
-    reports = _reports(observed)
-    conditions = [_ready(observed, blocker, deployment, reports)]
-    if reports:
+    conditions = [_ready(observed, blocker, deployment)]
+    if reports := observed.reports:
         retention = ConditionType.RETENTION_BLOCKED
         blocked = next((report.retention_blocked for report in reports if report.retention_blocked), None)
         held = next((report.old_snapshot for report in reports if report.old_snapshot), None)
         conditions += [
-            _database(observed, reports),
+            _database(observed),
             _schema(reports),
             _remark(retention, blocked, Reason.UNDELIVERED_EVENTS, "Old events are removed in time."),
             _remark(ConditionType.SNAPSHOT_HELD, held, Reason.OLD_SNAPSHOT, "No old snapshot is held."),
@@ -69,9 +62,7 @@ def _conditions(observed: Observation, blocker: Blocker | None, deployment: Obje
     return conditions
 
 
-def _ready(
-    observed: Observation, blocker: Blocker | None, deployment: Object | None, reports: Sequence[RelayStatus]
-) -> ConditionResult:
+def _ready(observed: Observation, blocker: Blocker | None, deployment: Object | None) -> ConditionResult:
     ready = ConditionType.READY
     uncreated, halted = deployment_failures(deployment)
     if observed.relay is None:
@@ -93,9 +84,9 @@ def _ready(
         if answer.report is not None and answer.report.config.error:
             still = "continues with the last configuration" if answer.report.relays else "can't use its configuration"
             return no(ready, Reason.INVALID_SPEC, f"Relay {answer.pod.name} {still}: {answer.report.config.error}")
-    if not reports:
+    if not observed.reports:
         return no(ready, Reason.STARTING, _unanswered(observed))
-    for condition in (_database(observed, reports), _schema(reports)):
+    for condition in (_database(observed), _schema(observed.reports)):
         if condition.status is ConditionStatus.FALSE and condition.reason is not Reason.PARTITIONS_RUN_OUT:
             return no(ready, condition.reason, condition.message)
     if silent := display.silent_relays(observed.running_answers, observed.name):
@@ -125,16 +116,17 @@ def _problems(observed: Observation) -> str:
     return "; ".join(f"{pod.name} {pod.problem}" for pod in failing[: display.NAMED])
 
 
-def _database(observed: Observation, reports: Sequence[RelayStatus]) -> ConditionResult:
+def _database(observed: Observation) -> ConditionResult:
     reachable = ConditionType.DATABASE_REACHABLE
-    if any(_reaches(report) for report in reports):
-        found = _databases(reports)
+    if any(_reaches(report) for report in observed.reports):
+        found = _databases(observed)
         return yes(reachable, Reason.REACHABLE, f"The database answers{': ' if found else ''}{', '.join(found)}.")
-    failure = next((report for report in reports if report.message), None)
+    failure = next((report for report in observed.reports if report.message), None)
     if failure is None:
         return no(reachable, Reason.DATABASE_UNREACHABLE, "No relay reaches the database: see the relays' logs.")
     reason = parse_reason(failure.reason, Reason.DATABASE_UNREACHABLE)
-    location = _url_location(observed.relay)
+    reference = observed.relay.spec.database.url_secret_ref if observed.relay is not None else None
+    location = f'key "{reference.key}" of Secret "{reference.name}"' if reference else "spec.database.url"
     if reason is Reason.DATABASE_UNREACHABLE:
         return no(reachable, reason, f"{failure.message} (Is the URL in {location} right, and is the server up?)")
     if reason is Reason.INVALID_SPEC:
@@ -142,13 +134,8 @@ def _database(observed: Observation, reports: Sequence[RelayStatus]) -> Conditio
     return no(reachable, reason, display.with_secret_hint(reason, failure.message))
 
 
-def _databases(reports: Sequence[RelayStatus]) -> list[str]:
-    return sorted({report.database for report in reports if report.database and report.database_reachable})
-
-
-def _url_location(relay: OutboxRelay | None) -> str:
-    reference = relay.spec.database.url_secret_ref if relay is not None else None
-    return "spec.database.url" if reference is None else f'key "{reference.key}" of Secret "{reference.name}"'
+def _databases(observed: Observation) -> list[str]:
+    return sorted({report.database for report in observed.reports if report.database and report.database_reachable})
 
 
 def database_changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[EventNote]:
@@ -175,14 +162,14 @@ def _schema(reports: Sequence[RelayStatus]) -> ConditionResult:
         starting = all(report.reason == Reason.STARTING for report in reports)
         reason = Reason.STARTING if starting else Reason.DATABASE_UNREACHABLE
         return unknown(ready, reason, "Nothing is known without the database.")
+    message = next((report.message for report in connected if report.message), "")
     if not any(report.schema_ready for report in connected):
-        message = next((report.message for report in connected if report.message), "")
         if not message:
             return unknown(ready, Reason.STARTING, "The schema is being looked at.")
         return no(ready, Reason.SCHEMA_MISMATCH, message)
     ahead = [report.partitions_ahead_days for report in connected if report.partitions_ahead_days is not None]
     if ahead and min(ahead) < _DAYS_AHEAD:
-        cause = next((report.message for report in connected if report.message), "See the relays' logs.")
+        cause = message or "See the relays' logs."
         message = f"Less than seven days of time partitions lie ahead; without them writes fail. {cause}"
         return no(ready, Reason.PARTITIONS_RUN_OUT, message)
     if missing_roles := next((report.missing_roles for report in connected if report.missing_roles), ""):
