@@ -12,19 +12,17 @@ from mailboat_spec.references import Connection, SecretKeyRef
 from mailboat_spec.resources.delivery import NoHandler, OnExhausted
 from mailboat_spec.resources.relay import (
     Columns,
-    ColumnsPreset,
     Durability,
     Notify,
     OutboxRelay,
     OutboxRelaySpec,
     Pooler,
     Retention,
-    RetentionPolicy,
     Runtime,
 )
 from mailboat_spec.resources.resource import Resource, full_name
 from mailboat_spec.resources.sinks import CustomSink, KafkaSink, PubSubSink, Sink
-from mailboat_spec.resources.sources import Idempotency, IdempotencyPostgres, KafkaSource, OnUnavailable, PubSubSource
+from mailboat_spec.resources.sources import Idempotency, IdempotencyPostgres, KafkaSource, PubSubSource
 from mailboat_spec.resources.status import ConditionStatus, ConditionType, Reason
 from mailboat_spec.resources.subscription import (
     EventSubscription,
@@ -39,10 +37,10 @@ from mailboat_spec.scalars import Duration, Pattern
 from mailboat_spec.validation_errors import SpecError
 
 __all__ = [
-    "API_VERSION", "FIELD_MANAGER", "RELAY_KIND", "Columns", "ColumnsPreset", "ConditionStatus", "ConditionType",
+    "API_VERSION", "FIELD_MANAGER", "RELAY_KIND", "Columns", "ConditionStatus", "ConditionType",
     "Connection", "CustomSink", "Durability", "Duration", "EventSubscription", "EventSubscriptionSpec", "Filter",
     "Format", "Idempotency", "IdempotencyPostgres", "KafkaSink", "KafkaSource", "Manifests", "NoHandler", "Notify",
-    "OnExhausted", "OnUnavailable", "Ordering", "OutboxRelay", "OutboxRelaySpec", "Pattern", "PodTemplate", "Pooler",
-    "PubSubSink", "PubSubSource", "Reason", "Resource", "Retention", "RetentionPolicy", "Runtime", "SecretKeyRef",
+    "OnExhausted", "Ordering", "OutboxRelay", "OutboxRelaySpec", "Pattern", "PodTemplate", "Pooler",
+    "PubSubSink", "PubSubSource", "Reason", "Resource", "Retention", "Runtime", "SecretKeyRef",
     "Sink", "SpecError", "State", "full_name", "read_documents",
 ]  # fmt: skip

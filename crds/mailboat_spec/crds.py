@@ -223,6 +223,8 @@ class _Translation:
             }
         elif "x-kubernetes-preserve-unknown-fields" not in written and (values := written.get("additionalProperties")):
             result["additionalProperties"] = self.of(values)
+        if "const" in written:
+            result["enum"] = [written["const"]]
         if "items" in written:
             result["items"] = self.of(written["items"])
         if RULES in result and not self._report:

@@ -120,8 +120,9 @@ def _message(model: type[Model], path: tuple[Step, ...], detail: ErrorDetails) -
             field = field_at(model, path)
             first = one_line(field.description).partition(". ")[0].rstrip(".") if field and field.description else ""
             return f"is required: {first}." if first else "is required"
-        case "enum":
-            return choice_message(given, tuple(type_at(model, path)))
+        case "enum" | "literal_error":
+            expected = type_at(model, path)  # an enumeration or a Literal
+            return choice_message(given, get_args(expected) or tuple(expected))
         case "greater_than_equal":
             return f"must be at least {_number(context['ge'])}, not {_number(given)}"
         case "less_than_equal":

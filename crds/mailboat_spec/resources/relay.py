@@ -28,27 +28,6 @@ class Pooler(StrEnum):
     """A pooler in transaction mode (PgBouncer): no LISTEN, no session locks, no named prepared statements."""
 
 
-class Tracking(StrEnum):
-    """Storage of progress."""
-
-    LOG = "Log"
-    """Append-only table; each subscription has its own cursors."""
-
-
-class ColumnsPreset(StrEnum):
-    """Named column layouts."""
-
-    MAILBOAT = "mailboat"
-    DEBEZIUM = "debezium"
-
-
-class RetentionPolicy(StrEnum):
-    """Policy for old events that are not delivered yet."""
-
-    HOLD = "Hold"
-    DROP = "Drop"
-
-
 class Durability(StrEnum):
     """Durability required of an event before it is published."""
 
@@ -85,7 +64,7 @@ class Database(Connection):
 class Columns(Model):
     """Column names of an existing table that differ from the preset."""
 
-    preset: ColumnsPreset | None = None
+    preset: Literal["mailboat", "debezium"] | None = None
     """Layout to start from: mailboat (columns have the names of the fields, in snake_case) or debezium (id: position,
     eventId: id, eventType: type, aggregateType: aggregatetype, aggregateId and key: aggregateid; the others as
     mailboat). Default: none, mailboat."""
@@ -150,7 +129,7 @@ class Retention(Model):
 
     after: Annotated[Duration, between("1m", "87600h")] = Duration.parse("720h")
     """Age after which delivered events are removed, as a duration between 1m and 87600h. Default: 720h."""
-    policy: RetentionPolicy = RetentionPolicy.HOLD
+    policy: Literal["Hold", "Drop"] = "Hold"
     """What happens to events that are older and not delivered: Hold (kept) or Drop (removed beyond maxAge or maxBytes).
     Default: Hold."""
     max_age: Annotated[Duration, between("1m", "87600h")] | None = None
@@ -166,7 +145,7 @@ class Outbox(Model):
         unchangeable("table", "progress is kept by it; create another OutboxRelay with subscriptions of its own"),
     )
 
-    tracking: Tracking = Tracking.LOG
+    tracking: Literal["Log"] = "Log"
     """How progress is stored: Log (cursors beside an append-only table). Default: Log."""
     table: TableName = "mailboat.outbox"
     """The table, as schema.table. Default: mailboat.outbox."""

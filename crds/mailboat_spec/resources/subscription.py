@@ -50,15 +50,6 @@ class Ordering(StrEnum):
     """No order: a failed event blocks no other."""
 
 
-class StartFrom(StrEnum):
-    """Where a new subscription begins."""
-
-    EARLIEST = "Earliest"
-    LATEST = "Latest"
-    TIME = "Time"
-    POSITION = "Position"
-
-
 class Format(StrEnum):
     """Message format."""
 
@@ -143,20 +134,13 @@ class Start(Model):
 
     constraints = (*_only_from("Time", "time", '"2026-01-31T12:00:00Z"'), *_only_from("Position", "position", "12345"))
 
-    from_: StartFrom = StartFrom.EARLIEST
+    from_: Literal["Earliest", "Latest", "Time", "Position"] = "Earliest"
     """Earliest (all that the outbox still holds), Latest (only what comes from now on), Time or Position. Default:
     Earliest."""
     time: Timestamp | None = None
     """Time only: events written at or after this time, RFC 3339. Default: none."""
     position: int | None = Field(default=None, strict=True, ge=0, le=2**63 - 1)
     """Position only: events at or after this position (the outbox's column id). Default: none."""
-
-
-class ConsumerRuntime(StrEnum):
-    """Where the handlers of a source's events run."""
-
-    IN_PROCESS = "InProcess"
-    """In the application, with the Python kit. The operator only reads its status."""
 
 
 # Constraints of the spec: which fields need or exclude a source, and what dead letters need.
@@ -289,7 +273,7 @@ class EventSubscriptionSpec(Model):
     source: Source | None = None
     """The broker that is read instead of an outbox, by consumers that run in the application. Default: none; either
     this or relayRef is needed."""
-    runtime: ConsumerRuntime | None = None
+    runtime: Literal["InProcess"] | None = None
     """Source only: where handlers run: InProcess (in the application, with the Python kit). Default: none, which means
     InProcess with source."""
     concurrency: int | None = Field(default=None, strict=True, ge=1, le=1024)

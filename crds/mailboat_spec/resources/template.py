@@ -1,8 +1,7 @@
 """Additions to the pods of a relay. Used by the operator; ignored outside Kubernetes."""
 
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -77,31 +76,16 @@ class EnvVar(Model):
     """Where its value comes from (secretKeyRef, configMapKeyRef, fieldRef, ...). Default: none."""
 
 
-class TolerationOperator(StrEnum):
-    """Comparison operator of a toleration."""
-
-    EXISTS = "Exists"
-    EQUAL = "Equal"
-
-
-class TaintEffect(StrEnum):
-    """Effect of a taint on pods that do not tolerate it."""
-
-    NO_SCHEDULE = "NoSchedule"
-    PREFER_NO_SCHEDULE = "PreferNoSchedule"
-    NO_EXECUTE = "NoExecute"
-
-
 class Toleration(Model):
     """A taint that the relay's pods put up with."""
 
     key: str | None = Field(default=None, max_length=317)
     """Key of the taint. Default: none, every taint."""
-    operator: TolerationOperator = TolerationOperator.EQUAL
+    operator: Literal["Exists", "Equal"] = "Equal"
     """Exists or Equal. Default: Equal."""
     value: str | None = Field(default=None, max_length=63)
     """Value of the taint, for Equal. Default: none."""
-    effect: TaintEffect | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """NoSchedule, PreferNoSchedule or NoExecute. Default: none, every effect."""
     toleration_seconds: int | None = Field(default=None, strict=True)
     """Seconds to stay on after NoExecute. Default: no limit."""

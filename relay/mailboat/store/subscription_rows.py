@@ -101,7 +101,7 @@ async def declare(
             {
                 "id": number,
                 "partitions": partitions,
-                "latest": spec.start.from_.value == "Latest",
+                "latest": spec.start.from_ == "Latest",
                 "system_identifier": link.server.system_identifier,
                 "timeline": link.server.timeline,
             },
