@@ -74,7 +74,7 @@ class Model(BaseModel):
         for field in handler.resolve_ref_schema(written).get("properties", {}).values():
             if "description" in field:
                 field["description"] = one_line(field["description"])
-        if rules := [rule.as_schema() for rule in cls.admission_rules()]:
+        if rules := list(cls.admission_rules()):
             handler.resolve_ref_schema(written)[RULES] = rules
         return written
 

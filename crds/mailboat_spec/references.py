@@ -10,7 +10,7 @@ from pydantic_core import CoreSchema
 from mailboat_spec.base import Model
 from mailboat_spec.formats import DnsLabel, DnsSubdomain, NonEmpty, SecretKey
 from mailboat_spec.redaction import PASSWORD_IN_URL, contains_password
-from mailboat_spec.rules import Rule, RuleReason, exactly_one, text
+from mailboat_spec.rules import Rule, exactly_one, rule, text
 
 
 class SecretKeyRef(Model):
@@ -84,10 +84,10 @@ class Connection(UsesSecrets):
     def admission_rules(cls) -> Iterator[Rule]:
         yield from super().admission_rules()
         begins = " || ".join(f"self.url.startsWith('{scheme}://')" for scheme in cls.schemes)
-        yield Rule(f"!has(self.url) || {begins}", cls._begins_wrongly(), field="url")
+        yield rule(f"!has(self.url) || {begins}", cls._begins_wrongly(), field="url")
         # Attached to the object, not to the field: an error on the field would repeat the URL, password included.
         harmless = f"!self.url.matches({text(PASSWORD_IN_URL)})"
-        yield Rule(f"!has(self.url) || {harmless}", _PASSWORD, field="url", reason=RuleReason.FORBIDDEN)
+        yield rule(f"!has(self.url) || {harmless}", _PASSWORD, field="url", reason="FieldValueForbidden")
 
     @classmethod
     def _begins_wrongly(cls) -> str:

@@ -12,7 +12,7 @@ from mailboat_spec.references import Connection
 from mailboat_spec.resources.resource import Resource, name_constraints
 from mailboat_spec.resources.status import OutboxRelayStatus
 from mailboat_spec.resources.template import PodTemplate
-from mailboat_spec.rules import Constraint, Predicate, RuleReason, absent, differs, equals, given, unchangeable
+from mailboat_spec.rules import Constraint, Predicate, absent, differs, equals, given, unchangeable
 from mailboat_spec.scalars import Duration, Size, at_most, between, not_longer
 
 DEFAULT_REPLICAS: Final = 2
@@ -188,7 +188,7 @@ class OutboxRelaySpec(Model):
             "replicas",
             "a Sidecar has no replicas of its own, it runs in the application's pods: remove it",
             differs("runtime", "Sidecar") | absent("replicas"),
-            RuleReason.FORBIDDEN,
+            "FieldValueForbidden",
         ),
     )
 

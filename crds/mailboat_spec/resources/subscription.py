@@ -20,7 +20,6 @@ from mailboat_spec.rules import (
     Predicate,
     Refusal,
     Rule,
-    RuleReason,
     absent,
     differs,
     empty,
@@ -28,6 +27,7 @@ from mailboat_spec.rules import (
     exactly_one,
     given,
     read,
+    rule,
     unchangeable,
     unlike,
 )
@@ -85,14 +85,14 @@ class Tags(Model):
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
         common = "self.allOf.filter(tag, tag in self.noneOf)"
-        yield Rule(
+        yield rule(
             f"!has(self.allOf) || !has(self.noneOf) || {common}.size() == 0",
             "holds a tag of allOf, so that nothing would match: remove one of them",
             field="noneOf",
             message_expression=f"'\"' + {common}[0] + '\" is in allOf too, so that nothing would match: "
             "remove one of them'",
         )
-        yield Rule(
+        yield rule(
             "!has(self.anyOf) || !has(self.noneOf) || self.anyOf.size() == 0 "
             "|| !self.anyOf.all(tag, tag in self.noneOf)",
             _NONE_OF_ANY,
@@ -118,7 +118,7 @@ def _only_from(choice: str, field: str, example: str) -> tuple[Constraint, ...]:
             field,
             f"is required with from: {choice}: write {field}: {example}",
             differs("from", choice) | given(field),
-            RuleReason.REQUIRED,
+            "FieldValueRequired",
         ),
         Constraint(
             field,
@@ -228,7 +228,7 @@ _DEAD_LETTER_CONSTRAINTS: Final = (
         _TOPIC,
         "is required with relayRef: write the topic for dead letters",
         _SOURCE | absent(_DEAD_LETTER) | given(_TOPIC),
-        RuleReason.REQUIRED,
+        "FieldValueRequired",
     ),
     Constraint(
         _DEAD_LETTER,

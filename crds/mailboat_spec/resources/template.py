@@ -9,7 +9,7 @@ from mailboat_spec.base import Model
 from mailboat_spec.formats import DnsSubdomain, EnvName, Form
 from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, is_secret_setting
 from mailboat_spec.references import SecretRef
-from mailboat_spec.rules import FREE_FORM, RULES, Constraint, Predicate, Rule, RuleReason, absent, keyed_by, text
+from mailboat_spec.rules import FREE_FORM, RULES, Constraint, Predicate, absent, keyed_by, rule, text
 
 _QUANTITY: Final = Form(
     r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?",
@@ -32,7 +32,7 @@ Quantity = Annotated[
             "anyOf": [{"type": "integer"}, {"type": "string"}],
             "maxLength": _QUANTITY.max_length,
             "x-kubernetes-int-or-string": True,
-            RULES: [Rule(f"type(self) == int || {_QUANTITY.condition()}", _QUANTITY.message).as_schema()],
+            RULES: [rule(f"type(self) == int || {_QUANTITY.condition()}", _QUANTITY.message)],
         }
     ),
 ]
@@ -64,7 +64,7 @@ class EnvVar(Model):
             "is a secret and must not be written here: put it in a Secret and use "
             "valueFrom: {secretKeyRef: {name: ..., key: ...}}",
             _HARMLESS,
-            RuleReason.FORBIDDEN,
+            "FieldValueForbidden",
         ),
     )
 
