@@ -11,6 +11,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+_Name = Annotated[str, Field(min_length=1, max_length=512, strict=True)]
+_Owners = Annotated[Mapping[Annotated[int, Field(ge=0, le=255)], _Name], Field(min_length=1)]
+
 Partition = TypeVar("Partition", bound=tuple[Any, int])
 """Pair of a stream (any value with equality and ``repr``) and the number of the partition."""
 
@@ -24,15 +27,7 @@ class AssignmentRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     generation: Annotated[int, Field(strict=True, ge=1, le=2**63 - 1)]
-    subscriptions: Mapping[
-        Annotated[str, Field(min_length=1, max_length=512)],
-        Annotated[
-            Mapping[
-                Annotated[int, Field(ge=0, le=255)], Annotated[str, Field(min_length=1, max_length=512, strict=True)]
-            ],
-            Field(min_length=1),
-        ],
-    ]
+    subscriptions: Mapping[_Name, _Owners]
 
 
 def balance(
@@ -58,9 +53,10 @@ def balance(
     fullest = sorted(assigned, key=lambda worker: (-len(assigned[worker]), worker))
     quota = {worker: base + (1 if rank < extra else 0) for rank, worker in enumerate(fullest)}
     for worker, owned in assigned.items():
-        surplus = len(owned) - quota[worker]
-        if surplus > 0:
-            unassigned += _take_surplus(owned, surplus)
+        for _ in range(len(owned) - quota[worker]):  # from the streams with the most partitions first
+            streams = Counter(stream for stream, _ in owned)
+            crowded = max(range(len(owned)), key=lambda index: (streams[owned[index][0]], index))
+            unassigned.append(owned.pop(crowded))
 
     of_stream: Counter[tuple[str, Any]] = Counter()
     for worker, owned in assigned.items():
@@ -72,16 +68,6 @@ def balance(
         assigned[chosen].append(partition)
         of_stream[chosen, stream] += 1
     return {partition: worker for worker, owned in assigned.items() for partition in owned}
-
-
-def _take_surplus(owned: list[Partition], count: int) -> list[Partition]:
-    """Remove ``count`` partitions from ``owned`` and return them, from the streams with the most partitions first."""
-    removed = []
-    for _ in range(count):
-        streams = Counter(stream for stream, _ in owned)
-        crowded = max(range(len(owned)), key=lambda index: (streams[owned[index][0]], index))
-        removed.append(owned.pop(crowded))
-    return removed
 
 
 def _mix(worker: str, stream: Any) -> bytes:

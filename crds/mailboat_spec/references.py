@@ -13,15 +13,6 @@ from mailboat_spec.redaction import PASSWORD_IN_URL, contains_password
 from mailboat_spec.rules import Rule, exactly_one, rule, text
 
 
-class SecretKeyRef(Model):
-    """One value inside a Secret."""
-
-    name: DnsSubdomain
-    """Name of the Secret, in the namespace of this resource."""
-    key: SecretKey
-    """Key inside the Secret whose value is used."""
-
-
 class SecretRef(Model):
     """A whole Secret: every key of it counts."""
 
@@ -29,13 +20,20 @@ class SecretRef(Model):
     """Name of the Secret, in the namespace of this resource."""
 
 
+class SecretKeyRef(SecretRef):
+    """One value inside a Secret."""
+
+    key: SecretKey
+    """Key inside the Secret whose value is used."""
+
+
 class UsesSecrets(Model):
     """Base of models whose fields may refer to Secrets."""
 
-    def secret_refs(self) -> tuple[SecretRef | SecretKeyRef, ...]:
+    def secret_refs(self) -> tuple[SecretRef, ...]:
         """Return all references to Secrets in field order. The operator mounts the Secrets; the relay reads them."""
         values = (getattr(self, name) for name in type(self).model_fields)
-        return tuple(value for value in values if isinstance(value, SecretRef | SecretKeyRef))
+        return tuple(value for value in values if isinstance(value, SecretRef))
 
 
 class RelayRef(Model):

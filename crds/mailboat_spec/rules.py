@@ -160,16 +160,14 @@ def read(model: Any, path: str) -> Any:
 
 def given(path: str) -> Predicate:
     """The field is present."""
-    return Predicate(
-        " && ".join(f"has(self.{each})" for each in _prefixes(path)), lambda model: read(model, path) is not None
-    )
+    cel = " && ".join(f"has(self.{each})" for each in _prefixes(path))
+    return Predicate(cel, lambda model: read(model, path) is not None)
 
 
 def absent(path: str) -> Predicate:
     """The field is not present."""
-    return Predicate(
-        " || ".join(f"!has(self.{each})" for each in _prefixes(path)), lambda model: read(model, path) is None
-    )
+    cel = " || ".join(f"!has(self.{each})" for each in _prefixes(path))
+    return Predicate(cel, lambda model: read(model, path) is None)
 
 
 def empty(path: str) -> Predicate:

@@ -17,8 +17,6 @@ from mailboat_spec.redaction import forget_details, redact
 
 
 class LogFormat(StrEnum):
-    """Format of log lines."""
-
     AUTO = "auto"
     """Text on a terminal, JSON elsewhere."""
     JSON = "json"

@@ -77,14 +77,15 @@ _MESSAGES: Final = {
 _LONGEST_CHOICE: Final = 60
 _DEAD_LETTER_TOPIC: Final = {"deadlettertopic", "deadletterqueue", "dlq", "dlqtopic"}
 """Names by which other systems call ``spec.delivery.deadLetter.topic``, without separators."""
-_SILENT: Final = {"default_factory_not_called"}  # caused by another error, which is reported
 
 
 def problems_of(source: str, model: type[Model], error: ValidationError) -> Iterator[Problem]:
     """Yield all problems that pydantic found in one document, in the order of the document's fields."""
     for detail in error.errors(include_url=False):
-        if detail["type"] in _SILENT or _counts_only_the_valid(detail):
+        if detail["type"] == "default_factory_not_called":  # caused by another error, which is reported
             continue
+        if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
+            continue  # only an effect of invalid items, which pydantic does not count but reports
         path = tuple(step for step in detail["loc"] if step != "[key]")
         cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, Refused):
@@ -92,11 +93,6 @@ def problems_of(source: str, model: type[Model], error: ValidationError) -> Iter
                 yield Problem(source, spelled((*path, *refusal.path)), refusal.message)
         else:
             yield Problem(source, spelled(path), _message(model, path, detail))
-
-
-def _counts_only_the_valid(detail: ErrorDetails) -> bool:
-    """Return whether ``too_short`` is only an effect of invalid items, which pydantic does not count but reports."""
-    return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
 def choice_message(given: object, allowed: tuple[str, ...]) -> str:

@@ -12,15 +12,11 @@ from mailboat_spec.scalars import Duration, between, not_longer
 
 
 class OnExhausted(StrEnum):
-    """Policy for an event whose attempts are used up."""
-
     DEAD_LETTER = "DeadLetter"
     BLOCK = "Block"
 
 
 class NoHandler(StrEnum):
-    """Consumer's policy for an event without a registered handler."""
-
     DEAD_LETTER = "DeadLetter"
     IGNORE = "Ignore"
 

@@ -19,8 +19,6 @@ DEFAULT_REPLICAS: Final = 2
 
 
 class Pooler(StrEnum):
-    """Connection pooling between a relay and Postgres."""
-
     AUTO = "Auto"
     DIRECT = "Direct"
     """No pooler, or one in session mode: sessions keep their locks and LISTEN."""
@@ -29,23 +27,17 @@ class Pooler(StrEnum):
 
 
 class Durability(StrEnum):
-    """Durability required of an event before it is published."""
-
     COMMITTED = "Committed"
     FLUSHED = "Flushed"
     REPLICATED = "Replicated"
 
 
 class Runtime(StrEnum):
-    """Where relays run."""
-
     DEPLOYMENT = "Deployment"
     SIDECAR = "Sidecar"
 
 
 class Notify(StrEnum):
-    """When writers send a wake-up (NOTIFY) to the relay."""
-
     AUTO = "Auto"
     ALWAYS = "Always"
     NEVER = "Never"

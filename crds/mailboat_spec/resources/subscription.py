@@ -35,15 +35,11 @@ from mailboat_spec.scalars import Pattern, Timestamp
 
 
 class State(StrEnum):
-    """Whether events flow."""
-
     RUNNING = "Running"
     PAUSED = "Paused"
 
 
 class Ordering(StrEnum):
-    """Order guarantee."""
-
     KEY = "Key"
     """Events of one key are delivered in order."""
     NONE = "None"
@@ -51,8 +47,6 @@ class Ordering(StrEnum):
 
 
 class Format(StrEnum):
-    """Message format."""
-
     CLOUD_EVENTS = "CloudEvents"
     """CloudEvents 1.0, binary mode: attributes in headers, data untouched."""
     CLOUD_EVENTS_JSON = "CloudEventsJson"
