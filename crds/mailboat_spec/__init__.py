@@ -1,9 +1,7 @@
 """The pydantic models of OutboxRelay and EventSubscription: syntax and meaning of the manifests.
 
-Contains the two resources with spec and status, their field types (durations, patterns, sizes, references), names
-shared with the cluster, conditions and reasons, and ``read_documents``, which turns parsed YAML into validated
-resources or a list of all problems. YAML parsing, files, databases and Kubernetes clients live elsewhere. The only
-dependency is pydantic.
+``read_documents`` turns parsed YAML into validated resources or a list of all problems. YAML parsing, files, databases
+and Kubernetes clients live elsewhere. The only dependency is pydantic.
 """
 
 from mailboat_spec.documents import Manifests, read_documents

@@ -43,10 +43,9 @@ def balance(
     if not workers:
         return {}
     base, extra = divmod(len(partitions), len(workers))
-    ordered = sorted(partitions, key=repr)
     assigned: dict[str, list[Partition]] = {worker: [] for worker in workers}
     unassigned: list[Partition] = []
-    for partition in ordered:
+    for partition in sorted(partitions, key=repr):
         assigned.get(owners.get(partition, ""), unassigned).append(partition)
 
     # The `extra` workers with one more partition are those that hold most already: this avoids needless moves.
@@ -58,9 +57,7 @@ def balance(
             crowded = max(range(len(owned)), key=lambda index: (streams[owned[index][0]], index))
             unassigned.append(owned.pop(crowded))
 
-    of_stream: Counter[tuple[str, Any]] = Counter()
-    for worker, owned in assigned.items():
-        of_stream.update((worker, stream) for stream, _ in owned)
+    of_stream = Counter((worker, stream) for worker, owned in assigned.items() for stream, _ in owned)
     for partition in sorted(unassigned, key=repr):
         stream = partition[0]
         room = [worker for worker in assigned if len(assigned[worker]) < quota[worker]]

@@ -54,8 +54,7 @@ class Model(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_wrong_combinations(self) -> Self:
-        refusals = tuple(self.wrong_combinations())
-        if refusals:
+        if refusals := tuple(self.wrong_combinations()):
             raise Refused(*refusals)
         return self
 

@@ -57,6 +57,16 @@ def rule(
     return {"rule": expression, "message": message} | {name: value for name, value in optional.items() if value}
 
 
+def int_or_string(condition: str, message: str, **limits: int | str) -> JsonSchemaValue:
+    """Return the schema of a value that YAML writes as a number or as a string. The condition is on the string."""
+    return {
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "x-kubernetes-int-or-string": True,
+        RULES: [rule(f"type(self) == int || {condition}", message)],
+        **limits,
+    }
+
+
 class ValueCheck:
     """Base of annotations that check the value of one field, in Python and in the CRD."""
 

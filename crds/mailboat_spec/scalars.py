@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from mailboat_spec.rules import RULES, Constraint, Predicate, Rule, ValueCheck, read, rule, text
+from mailboat_spec.rules import RULES, Constraint, Predicate, Rule, ValueCheck, int_or_string, read, rule, text
 
 
 class ParsedText:
@@ -185,13 +185,9 @@ _NO_SIZE: Final = 'not a size: write it like "10Gi", "500M" or "1048576" (no B a
 class Size(ParsedText):
     """A number of bytes."""
 
-    json_schema: ClassVar = {
-        "anyOf": [{"type": "integer"}, {"type": "string"}],
-        "maxLength": 32,
-        "pattern": _SIZE_PATTERN,
-        "x-kubernetes-int-or-string": True,
-        RULES: [rule(f"type(self) == int || self.matches({text(_SIZE_PATTERN)})", _NO_SIZE)],
-    }
+    json_schema: ClassVar = int_or_string(
+        f"self.matches({text(_SIZE_PATTERN)})", _NO_SIZE, maxLength=32, pattern=_SIZE_PATTERN
+    )
 
     bytes: int
 

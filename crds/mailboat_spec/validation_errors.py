@@ -39,11 +39,8 @@ class SpecError(ValueError):
     """Invalid manifests, with all problems found in them."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
-        if len(problems) == 1:
-            text = str(problems[0])
-        else:
-            text = "\n".join((f"{len(problems)} problems:", *(f"  {problem}" for problem in problems)))
-        super().__init__(text)
+        shown = [str(problem) for problem in problems]
+        super().__init__(shown[0] if len(shown) == 1 else "\n  ".join((f"{len(shown)} problems:", *shown)))
         self.problems = problems
 
 
@@ -201,9 +198,8 @@ def type_at(root: type[Model], path: Sequence[Step]) -> Any:
 
 
 def field_at(root: type[Model], path: Sequence[Step]) -> FieldInfo | None:
-    if not path or not _is_model(model := type_at(root, path[:-1])):
-        return None
-    return yaml_fields(model).get(str(path[-1]))
+    parent = model_at(root, path[:-1]) if path else None
+    return yaml_fields(parent).get(str(path[-1])) if parent is not None else None
 
 
 def model_at(root: type[Model], path: Sequence[Step]) -> type[Model] | None:

@@ -9,7 +9,7 @@ from mailboat_spec.base import Model
 from mailboat_spec.formats import DnsSubdomain, EnvName, Form
 from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, is_secret_setting
 from mailboat_spec.references import SecretRef
-from mailboat_spec.rules import FREE_FORM, RULES, Constraint, Predicate, absent, keyed_by, rule, text
+from mailboat_spec.rules import FREE_FORM, Constraint, Predicate, absent, int_or_string, keyed_by, text
 
 _QUANTITY: Final = Form(
     r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?",
@@ -27,14 +27,7 @@ Quantity = Annotated[
     str,
     BeforeValidator(_number_as_text),
     _QUANTITY,
-    WithJsonSchema(
-        {
-            "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "maxLength": _QUANTITY.max_length,
-            "x-kubernetes-int-or-string": True,
-            RULES: [rule(f"type(self) == int || {_QUANTITY.condition()}", _QUANTITY.message)],
-        }
-    ),
+    WithJsonSchema(int_or_string(_QUANTITY.condition(), _QUANTITY.message, maxLength=_QUANTITY.max_length)),
 ]
 
 
