@@ -1,7 +1,6 @@
 """The two CustomResourceDefinitions as plain mappings, and the JSON Schema of a manifest for editors.
 
-Both are generated from the models, which also contain the CEL rules (``constraints`` and ``admission_rules``).
-``crds/generate.py`` writes the YAML.
+Both are generated from the models, which also contain the CEL rules. ``crds/generate.py`` writes the YAML.
 
 A structural schema, the OpenAPI dialect of CRDs, has no references, no alternatives for null, and no
 ``additionalProperties`` beside ``properties``. The API server removes null values and refuses unknown fields by itself.

@@ -93,9 +93,7 @@ class Connection(UsesSecrets):
 
     @field_validator("url")
     @classmethod
-    def _harmless_url(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
+    def _harmless_url(cls, url: str) -> str:
         if not url.startswith(tuple(f"{scheme}://" for scheme in cls.schemes)):
             raise ValueError(cls._begins_wrongly())
         if contains_password(url):

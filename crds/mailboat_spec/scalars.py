@@ -15,14 +15,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BeforeValidator,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -330,7 +323,7 @@ def _in_utc(value: datetime) -> datetime:
 _IN_CEL: Final = rule(f"self.matches({text(_IN_CRD)}) && timestamp(self).getFullYear() > 0", _NO_TIMESTAMP)
 
 Timestamp = Annotated[
-    AwareDatetime,
+    datetime,
     BeforeValidator(_with_zone),
     AfterValidator(_in_utc),
     WithJsonSchema({"type": "string", "format": "date-time", "maxLength": 64, RULES: [_IN_CEL]}),

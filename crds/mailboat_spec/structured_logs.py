@@ -100,8 +100,7 @@ class ReadableLines(logging.Formatter):
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = _printable(text)
+    text = _printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
     return json.dumps(text, ensure_ascii=False) if " " in text or not text else text
 
 

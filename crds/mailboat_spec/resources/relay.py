@@ -26,12 +26,6 @@ class Pooler(StrEnum):
     """A pooler in transaction mode (PgBouncer): no LISTEN, no session locks, no named prepared statements."""
 
 
-class Durability(StrEnum):
-    COMMITTED = "Committed"
-    FLUSHED = "Flushed"
-    REPLICATED = "Replicated"
-
-
 class Runtime(StrEnum):
     DEPLOYMENT = "Deployment"
     SIDECAR = "Sidecar"
@@ -148,7 +142,7 @@ class Outbox(Model):
     true."""
     retention: Retention = Field(default_factory=Retention)
     """How long events stay. Default: 720h, Hold."""
-    durability: Durability = Durability.FLUSHED
+    durability: Literal["Committed", "Flushed", "Replicated"] = "Flushed"
     """How safe an event must be before it is published: Committed (visible), Flushed (on the primary's disk) or
     Replicated (on the synchronous standbys). Default: Flushed."""
 

@@ -39,13 +39,6 @@ class State(StrEnum):
     PAUSED = "Paused"
 
 
-class Ordering(StrEnum):
-    KEY = "Key"
-    """Events of one key are delivered in order."""
-    NONE = "None"
-    """No order: a failed event blocks no other."""
-
-
 class Format(StrEnum):
     CLOUD_EVENTS = "CloudEvents"
     """CloudEvents 1.0, binary mode: attributes in headers, data untouched."""
@@ -279,7 +272,7 @@ class EventSubscriptionSpec(Model):
     """Which events belong to it. Default: all."""
     partitions: int = Field(default=8, strict=True, ge=1, le=256)
     """Slices, by hash of the key, that are moved independently of one another, between 1 and 256. Default: 8."""
-    ordering: Ordering = Ordering.KEY
+    ordering: Literal["Key", "None"] = "Key"  # None: a failed event blocks no other
     """What order is kept: Key (per key) or None. Default: Key."""
     start: Start = Field(default_factory=Start)
     """Where a new subscription begins. Default: Earliest."""
