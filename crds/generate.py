@@ -61,7 +61,8 @@ def files() -> dict[Path, str]:
         body = yaml.dump(definition.manifest(), Dumper=_Readable, sort_keys=False, width=118, allow_unicode=True)
         for folder in (ROOT / "crds", _CHART):
             written[folder / f"{definition.plural}.yaml"] = _HEADER + body
-    written[ROOT / "docs" / "resources.md"] = _reference()
+    sections = (line for definition in definitions() for line in _of_kind(definition))
+    written[ROOT / "docs" / "resources.md"] = "\n".join((_INTRODUCTION, *sections))
     return written
 
 
@@ -71,10 +72,6 @@ def main() -> None:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             sys.stdout.write(f"{path.relative_to(ROOT)}\n")
-
-
-def _reference() -> str:
-    return "\n".join((_INTRODUCTION, *(line for definition in definitions() for line in _of_kind(definition))))
 
 
 def _of_kind(definition: Definition) -> Iterator[str]:
@@ -107,16 +104,13 @@ def _is_reference(name: str) -> bool:
 
 
 def _rules(schema: Schema) -> Iterator[str]:
-    rules = schema.get(RULES, ())
-    if not rules:
-        return
-    yield "Refused:\n"
-    lines = []
-    for rule in rules:
-        field = rule.get("fieldPath", "").removeprefix(".")
-        lines.append(f"- `{field}`: {rule['message']}" if field else f"- {rule['message']}")
-    yield from dict.fromkeys(lines)  # several rules may share a message, for example one per sink
-    yield ""
+    if rules := schema.get(RULES):
+        lines = []
+        for rule in rules:
+            field = rule.get("fieldPath", "").removeprefix(".")
+            lines.append(f"- `{field}`: {rule['message']}" if field else f"- {rule['message']}")
+        # Several rules may share a message, for example one per sink.
+        yield from ("Refused:\n", *dict.fromkeys(lines), "")
 
 
 def _type(schema: Schema) -> str:

@@ -11,6 +11,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+_Name = Annotated[str, Field(min_length=1, max_length=512, strict=True)]
+_Owners = Annotated[Mapping[Annotated[int, Field(ge=0, le=255)], _Name], Field(min_length=1)]
+
 Partition = TypeVar("Partition", bound=tuple[Any, int])
 """Pair of a stream (any value with equality and ``repr``) and the number of the partition."""
 
@@ -24,15 +27,7 @@ class AssignmentRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     generation: Annotated[int, Field(strict=True, ge=1, le=2**63 - 1)]
-    subscriptions: Mapping[
-        Annotated[str, Field(min_length=1, max_length=512)],
-        Annotated[
-            Mapping[
-                Annotated[int, Field(ge=0, le=255)], Annotated[str, Field(min_length=1, max_length=512, strict=True)]
-            ],
-            Field(min_length=1),
-        ],
-    ]
+    subscriptions: Mapping[_Name, _Owners]
 
 
 def balance(
@@ -48,23 +43,21 @@ def balance(
     if not workers:
         return {}
     base, extra = divmod(len(partitions), len(workers))
-    ordered = sorted(partitions, key=repr)
     assigned: dict[str, list[Partition]] = {worker: [] for worker in workers}
     unassigned: list[Partition] = []
-    for partition in ordered:
+    for partition in sorted(partitions, key=repr):
         assigned.get(owners.get(partition, ""), unassigned).append(partition)
 
     # The `extra` workers with one more partition are those that hold most already: this avoids needless moves.
     fullest = sorted(assigned, key=lambda worker: (-len(assigned[worker]), worker))
     quota = {worker: base + (1 if rank < extra else 0) for rank, worker in enumerate(fullest)}
     for worker, owned in assigned.items():
-        surplus = len(owned) - quota[worker]
-        if surplus > 0:
-            unassigned += _take_surplus(owned, surplus)
+        for _ in range(len(owned) - quota[worker]):  # from the streams with the most partitions first
+            streams = Counter(stream for stream, _ in owned)
+            crowded = max(range(len(owned)), key=lambda index: (streams[owned[index][0]], index))
+            unassigned.append(owned.pop(crowded))
 
-    of_stream: Counter[tuple[str, Any]] = Counter()
-    for worker, owned in assigned.items():
-        of_stream.update((worker, stream) for stream, _ in owned)
+    of_stream = Counter((worker, stream) for worker, owned in assigned.items() for stream, _ in owned)
     for partition in sorted(unassigned, key=repr):
         stream = partition[0]
         room = [worker for worker in assigned if len(assigned[worker]) < quota[worker]]
@@ -72,16 +65,6 @@ def balance(
         assigned[chosen].append(partition)
         of_stream[chosen, stream] += 1
     return {partition: worker for worker, owned in assigned.items() for partition in owned}
-
-
-def _take_surplus(owned: list[Partition], count: int) -> list[Partition]:
-    """Remove ``count`` partitions from ``owned`` and return them, from the streams with the most partitions first."""
-    removed = []
-    for _ in range(count):
-        streams = Counter(stream for stream, _ in owned)
-        crowded = max(range(len(owned)), key=lambda index: (streams[owned[index][0]], index))
-        removed.append(owned.pop(crowded))
-    return removed
 
 
 def _mix(worker: str, stream: Any) -> bytes:

@@ -54,8 +54,7 @@ class Model(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_wrong_combinations(self) -> Self:
-        refusals = tuple(self.wrong_combinations())
-        if refusals:
+        if refusals := tuple(self.wrong_combinations()):
             raise Refused(*refusals)
         return self
 
@@ -74,7 +73,7 @@ class Model(BaseModel):
         for field in handler.resolve_ref_schema(written).get("properties", {}).values():
             if "description" in field:
                 field["description"] = one_line(field["description"])
-        if rules := [rule.as_schema() for rule in cls.admission_rules()]:
+        if rules := list(cls.admission_rules()):
             handler.resolve_ref_schema(written)[RULES] = rules
         return written
 

@@ -10,7 +10,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from mailboat_spec.relay_status import WIRE
 
-_LONGEST_TEXT: Final = 1024
 MOST_PARTITIONS: Final = 256
 """Partitions that one consumer lists. Sums cover all of them."""
 LARGEST_REPORT: Final = 128 * 1024
@@ -21,7 +20,7 @@ def _cut(most: int) -> BeforeValidator:
     return BeforeValidator(lambda value: value[:most] if isinstance(value, str | list | tuple) else value)
 
 
-Text = Annotated[str, _cut(_LONGEST_TEXT)]
+Text = Annotated[str, _cut(1024)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 

@@ -1,7 +1,6 @@
 """The two CustomResourceDefinitions as plain mappings, and the JSON Schema of a manifest for editors.
 
-Both are generated from the models, which also contain the CEL rules (``constraints`` and ``admission_rules``).
-``crds/generate.py`` writes the YAML.
+Both are generated from the models, which also contain the CEL rules. ``crds/generate.py`` writes the YAML.
 
 A structural schema, the OpenAPI dialect of CRDs, has no references, no alternatives for null, and no
 ``additionalProperties`` beside ``properties``. The API server removes null values and refuses unknown fields by itself.
@@ -18,14 +17,13 @@ therefore status fields that the operator writes for this purpose. The columns s
 destination, lag, reason of a failure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from pydantic.json_schema import GenerateJsonSchema
 
 from mailboat_spec import names
-from mailboat_spec.base import Model
 from mailboat_spec.resources.relay import OutboxRelay
 from mailboat_spec.resources.resource import Resource
 from mailboat_spec.resources.status import ConditionType
@@ -44,12 +42,9 @@ def _column(name: str, path: str, description: str, type: str = "string") -> Sch
     return {"name": name, "type": type, "jsonPath": path, "description": description}
 
 
-def _of_ready(field: str) -> str:
-    return f'.status.conditions[?(@.type=="{ConditionType.READY}")].{field}'
-
-
-_READY: Final = _column("Ready", _of_ready("status"), "Whether all that the spec asks for is there.")
-_STATUS: Final = _column("Status", _of_ready("reason"), "Why it is ready or not, in one word.")
+_CONDITION: Final = f'.status.conditions[?(@.type=="{ConditionType.READY}")]'
+_READY: Final = _column("Ready", f"{_CONDITION}.status", "Whether all that the spec asks for is there.")
+_STATUS: Final = _column("Status", f"{_CONDITION}.reason", "Why it is ready or not, in one word.")
 _AGE: Final = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
 
 _RELAY_COLUMNS: Final = (
@@ -99,15 +94,14 @@ class Definition:
 
         The API server validates ``metadata`` itself; a CRD schema may only restrict names in it.
         """
-        whole = structural_schema(self.model, report=False)
+        document = self.model.model_json_schema(by_alias=True, schema_generator=WithDefaults)
+        whole = _Translation(document["$defs"], report=False).of(document)
         fields = whole["properties"]
         for always_given in ("apiVersion", "kind"):
             description = fields[always_given]["description"].partition(" Default:")[0]
             fields[always_given] = {"description": description, "type": "string"}
         fields["metadata"] = {"type": "object", "properties": {"name": {"type": "string"}}}
-        reported, _ = get_args(self.model.model_fields["status"].annotation)
-        assert issubclass(reported, Model)
-        fields["status"] = structural_schema(reported, report=True) | {"description": fields["status"]["description"]}
+        fields["status"] = _Translation(document["$defs"], report=True).of(document["properties"]["status"])
         return {**whole, "required": ["spec"]}
 
     def manifest(self) -> dict[str, Any]:
@@ -187,8 +181,9 @@ def _without_rules(schema: Any) -> Any:
     return [_without_rules(each) for each in schema] if isinstance(schema, list) else schema
 
 
-_FIRST: Final = ("description", "type", "format", "enum", "default", "required")
-_NOT_IN_STATUS: Final = ("default", "pattern", "maxLength", "minimum", "maximum")
+_FIRST: Final = ("rule", "message", "description", "type", "format", "enum", "default", "required")
+_NOT_STRUCTURAL: Final = ("title", "const", "$defs", "$ref", "additionalProperties", "propertyNames")
+_NOT_IN_STATUS: Final = (RULES, "default", "pattern", "maxLength", "minimum", "maximum")
 _LARGEST_INT32: Final = 2**31 - 1
 _LARGEST_INT64: Final = 2**63 - 1
 
@@ -202,20 +197,15 @@ class WithDefaults(GenerateJsonSchema):
         return super().encode_default(dft)
 
 
-def structural_schema(model: type[Model], *, report: bool) -> Schema:
-    """Return the structural schema of a model. ``report`` is true for a status."""
-    document = model.model_json_schema(by_alias=True, schema_generator=WithDefaults)
-    return _Translation(document.get("$defs", {}), report=report).of(document)
-
-
+@dataclass(frozen=True, slots=True)
 class _Translation:
-    def __init__(self, shared: Mapping[str, Schema], *, report: bool) -> None:
-        self._shared = shared
-        self._report = report
+    shared: Mapping[str, Schema]
+    report: bool
+    """Whether the schema is that of a status."""
 
     def of(self, written: Schema) -> Schema:
         written = self._without_references(written)
-        result = {name: value for name, value in written.items() if name in _KEPT or name.startswith("x-kubernetes-")}
+        result = _without(written, _NOT_STRUCTURAL)
         if "properties" in written:
             required = written.get("required", ())
             result["properties"] = {
@@ -223,19 +213,19 @@ class _Translation:
             }
         elif "x-kubernetes-preserve-unknown-fields" not in written and (values := written.get("additionalProperties")):
             result["additionalProperties"] = self.of(values)
+        if "const" in written:
+            result["enum"] = [written["const"]]
         if "items" in written:
             result["items"] = self.of(written["items"])
-        if RULES in result and not self._report:
-            result[RULES] = [_in_order(rule, ("rule", "message")) for rule in result[RULES]]
-            for name in ("pattern", "format"):
-                result.pop(name, None)
+        if self.report:
+            result = _without(result, _NOT_IN_STATUS)
+        elif RULES in result:
+            result = _without(result, ("pattern", "format"))
+            result[RULES] = [_in_order(rule) for rule in result[RULES]]
         _settle_numbers(result)
         if "x-kubernetes-preserve-unknown-fields" in result:
             result.pop(RULES, None)  # CEL rules can't access fields without a schema
-        if self._report:
-            for name in (RULES, *_NOT_IN_STATUS):
-                result.pop(name, None)
-        return _in_order(result, _FIRST)
+        return _in_order(result)
 
     def _property(self, written: Schema, *, required: bool) -> Schema:
         result = self.of(written)
@@ -247,25 +237,16 @@ class _Translation:
             fields = result.get("properties", {})
             if inside := {name: field["default"] for name, field in fields.items() if "default" in field}:
                 result["default"] = inside
-        return _in_order(result, _FIRST)
+        return _in_order(result)
 
     def _without_references(self, written: Schema) -> Schema:
         """Return the schema with its reference merged in. Its own entries (descriptions) take precedence."""
         if reference := written.get("$ref"):
-            return {**self._without_references(self._shared[reference.rpartition("/")[2]]), **written}
+            return {**self._without_references(self.shared[reference.rpartition("/")[2]]), **written}
         if "anyOf" in written and "x-kubernetes-int-or-string" not in written:
-            own = {name: value for name, value in written.items() if name != "anyOf"}
             (given,) = (choice for choice in written["anyOf"] if choice.get("type") != "null")
-            return {**self._without_references(given), **own}
+            return {**self._without_references(given), **_without(written, ("anyOf",))}
         return written
-
-
-_KEPT: Final = frozenset(
-    {
-        "type", "description", "default", "enum", "required", "format", "pattern", "anyOf",
-        "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
-    }
-)  # fmt: skip
 
 
 def _settle_numbers(result: Schema) -> None:
@@ -280,7 +261,11 @@ def _settle_numbers(result: Schema) -> None:
         result["default"] = int(default)
 
 
-def _in_order(fields: Schema, first: tuple[str, ...]) -> Schema:
-    """Order the fields for readers: ``first``, then the others sorted by name."""
-    others = sorted(name for name in fields if name not in first)
-    return {name: fields[name] for name in (*first, *others) if name in fields}
+def _without(schema: Schema, names: Collection[str]) -> Schema:
+    return {name: value for name, value in schema.items() if name not in names}
+
+
+def _in_order(fields: Schema) -> Schema:
+    """Order the fields for readers."""
+    others = sorted(fields.keys() - set(_FIRST))
+    return {name: fields[name] for name in (*_FIRST, *others) if name in fields}

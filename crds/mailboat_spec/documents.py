@@ -19,6 +19,9 @@ _MODELS: Final[Mapping[str, type[OutboxRelay] | type[EventSubscription]]] = {
     RELAY_KIND: OutboxRelay,
     SUBSCRIPTION_KIND: EventSubscription,
 }
+_FOREIGN: Final = (
+    f'"{{}}" is not a resource of Mailboat, only {" and ".join(_MODELS)} are, and there is none of them here'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,10 @@ def read_documents(documents: Iterable[tuple[str, object]]) -> Manifests:
     for source, body in _opened(documents):
         order.setdefault(source, len(order))
         if _is_foreign(body):
-            foreign.append(Problem(source, "kind", _foreign_only(body["kind"])))
+            foreign.append(Problem(source, "kind", _FOREIGN.format(body["kind"])))
         elif (document := _read(source, body, problems)) is not None:
             read.append(document)
-    problems.extend(_duplicates(read))
-    problems.extend(_dangling_references(read))
+    problems += [*_duplicates(read), *_dangling_references(read)]
     if not read and not problems:
         problems.extend(foreign[:1])
     if problems:
@@ -98,10 +100,6 @@ def _is_foreign(body: object) -> TypeGuard[Mapping[str, Any]]:
     if not (isinstance(kind, str) and kind and isinstance(version, str) and version):
         return False
     return version.partition("/")[0] != GROUP and kind not in _MODELS and nearest(kind, tuple(_MODELS)) is None
-
-
-def _foreign_only(kind: str) -> str:
-    return f'"{kind}" is not a resource of Mailboat, only {" and ".join(_MODELS)} are, and there is none of them here'
 
 
 def _read(source: str, body: object, problems: list[Problem]) -> _Document | None:

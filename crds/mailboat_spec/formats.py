@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from pydantic.json_schema import JsonSchemaValue
 
-from mailboat_spec.rules import Rule, ValueCheck, listed, text
+from mailboat_spec.rules import Rule, ValueCheck, listed, rule, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Form(ValueCheck):
         return {"pattern": f"^(?:{self.pattern})$", "maxLength": self.max_length}
 
     def rules(self) -> Iterator[Rule]:
-        yield Rule(self.condition(), self.message)
+        yield rule(self.condition(), self.message)
 
 
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"

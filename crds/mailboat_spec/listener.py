@@ -35,19 +35,14 @@ class BoundedListener(socket.socket):
 
 def listen(host: str | None, port: int, *, most: int) -> BoundedListener:
     """Listen on one address, or on every one if the host is None or ``::``. Raise ``OSError`` on failure."""
-    return BoundedListener(_everywhere(port) if host in (None, "::") else _at(str(host), port), most)
-
-
-def _at(host: str, port: int) -> socket.socket:
+    if host is None or host == "::":
+        host = "0.0.0.0"
+        if socket.has_dualstack_ipv6():
+            try:
+                sock = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+                return BoundedListener(sock, most)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is compiled in and disabled
+                    raise
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, reuse_port=False)
-
-
-def _everywhere(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, reuse_port=False)
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:  # IPv6 is compiled in and disabled
-                raise
-    return _at("0.0.0.0", port)
+    return BoundedListener(socket.create_server((host, port), family=family), most)

@@ -10,16 +10,7 @@ from pydantic_core import CoreSchema
 from mailboat_spec.base import Model
 from mailboat_spec.formats import DnsLabel, DnsSubdomain, NonEmpty, SecretKey
 from mailboat_spec.redaction import PASSWORD_IN_URL, contains_password
-from mailboat_spec.rules import Rule, RuleReason, exactly_one, text
-
-
-class SecretKeyRef(Model):
-    """One value inside a Secret."""
-
-    name: DnsSubdomain
-    """Name of the Secret, in the namespace of this resource."""
-    key: SecretKey
-    """Key inside the Secret whose value is used."""
+from mailboat_spec.rules import Rule, exactly_one, rule, text
 
 
 class SecretRef(Model):
@@ -29,13 +20,20 @@ class SecretRef(Model):
     """Name of the Secret, in the namespace of this resource."""
 
 
+class SecretKeyRef(SecretRef):
+    """One value inside a Secret."""
+
+    key: SecretKey
+    """Key inside the Secret whose value is used."""
+
+
 class UsesSecrets(Model):
     """Base of models whose fields may refer to Secrets."""
 
-    def secret_refs(self) -> tuple[SecretRef | SecretKeyRef, ...]:
+    def secret_refs(self) -> tuple[SecretRef, ...]:
         """Return all references to Secrets in field order. The operator mounts the Secrets; the relay reads them."""
         values = (getattr(self, name) for name in type(self).model_fields)
-        return tuple(value for value in values if isinstance(value, SecretRef | SecretKeyRef))
+        return tuple(value for value in values if isinstance(value, SecretRef))
 
 
 class RelayRef(Model):
@@ -84,10 +82,10 @@ class Connection(UsesSecrets):
     def admission_rules(cls) -> Iterator[Rule]:
         yield from super().admission_rules()
         begins = " || ".join(f"self.url.startsWith('{scheme}://')" for scheme in cls.schemes)
-        yield Rule(f"!has(self.url) || {begins}", cls._begins_wrongly(), field="url")
+        yield rule(f"!has(self.url) || {begins}", cls._begins_wrongly(), field="url")
         # Attached to the object, not to the field: an error on the field would repeat the URL, password included.
         harmless = f"!self.url.matches({text(PASSWORD_IN_URL)})"
-        yield Rule(f"!has(self.url) || {harmless}", _PASSWORD, field="url", reason=RuleReason.FORBIDDEN)
+        yield rule(f"!has(self.url) || {harmless}", _PASSWORD, field="url", reason="FieldValueForbidden")
 
     @classmethod
     def _begins_wrongly(cls) -> str:
@@ -95,9 +93,7 @@ class Connection(UsesSecrets):
 
     @field_validator("url")
     @classmethod
-    def _harmless_url(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
+    def _harmless_url(cls, url: str) -> str:
         if not url.startswith(tuple(f"{scheme}://" for scheme in cls.schemes)):
             raise ValueError(cls._begins_wrongly())
         if contains_password(url):

@@ -15,8 +15,7 @@ import keyword
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.alias_generators import to_snake
@@ -38,37 +37,34 @@ def keyed_by(field: str) -> JsonDict:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
 
 
-class RuleReason(StrEnum):
-    """Reason that the API server puts before the message: ``Invalid value``, ``Forbidden``, ``Required value``."""
+RuleReason = Literal["FieldValueForbidden", "FieldValueRequired"]
+"""What the API server puts before a message: ``Forbidden`` or ``Required value``, not ``Invalid value``."""
 
-    INVALID = "FieldValueInvalid"
-    FORBIDDEN = "FieldValueForbidden"
-    REQUIRED = "FieldValueRequired"
+Rule = dict[str, Any]
+"""An entry of ``x-kubernetes-validations``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One condition that must hold, and the message for a violation."""
+def rule(
+    expression: str, message: str, field: str = "", reason: RuleReason | None = None, message_expression: str = ""
+) -> Rule:
+    """Return one condition that must hold, and the message for a violation.
 
-    expression: str
-    """CEL, true if valid. ``self`` is the value that the rule is attached to, ``oldSelf`` the one before an update."""
-    message: str
-    field: str = ""
-    """The offending field, relative to the one that the rule is attached to: ``delivery.deadLetter``."""
-    reason: RuleReason = RuleReason.INVALID
-    message_expression: str = ""
-    """CEL for a message that depends on the value. If its evaluation fails, ``message`` is used."""
+    ``expression`` is CEL, true if valid: ``self`` is the value that the rule is attached to, ``oldSelf`` the one before
+    an update. ``field`` is the offending one, relative to that value. ``message_expression`` is CEL for a message that
+    depends on the value. If its evaluation fails, ``message`` is used.
+    """
+    optional = {"messageExpression": message_expression, "reason": reason, "fieldPath": field and f".{field}"}
+    return {"rule": expression, "message": message} | {name: value for name, value in optional.items() if value}
 
-    def as_schema(self) -> dict[str, Any]:
-        """Return the rule as an entry of ``x-kubernetes-validations``."""
-        written = {"rule": self.expression, "message": self.message}
-        if self.message_expression:
-            written["messageExpression"] = self.message_expression
-        if self.reason is not RuleReason.INVALID:
-            written["reason"] = self.reason.value
-        if self.field:
-            written["fieldPath"] = f".{self.field}"
-        return written
+
+def int_or_string(condition: str, message: str, **limits: int | str) -> JsonSchemaValue:
+    """Return the schema of a value that YAML writes as a number or as a string. The condition is on the string."""
+    return {
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "x-kubernetes-int-or-string": True,
+        RULES: [rule(f"type(self) == int || {condition}", message)],
+        **limits,
+    }
 
 
 class ValueCheck:
@@ -90,7 +86,7 @@ class ValueCheck:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {**handler(schema), **self.limits(), RULES: [rule.as_schema() for rule in self.rules()]}
+        return {**handler(schema), **self.limits(), RULES: list(self.rules())}
 
 
 def text(value: str) -> str:
@@ -150,7 +146,7 @@ class Constraint:
     """The offending field, relative to the model; empty for the model itself."""
     message: str
     valid: Predicate
-    reason: RuleReason = RuleReason.INVALID
+    reason: RuleReason | None = None
     detailed: str = ""
     """The message with values of fields in braces, shown instead of ``message``."""
 
@@ -162,7 +158,7 @@ class Constraint:
     def rule(self) -> Rule:
         parts = [f"self.{part}" if index % 2 else text(part) for index, part in enumerate(_VALUE.split(self.detailed))]
         expression = " + ".join(parts) if self.detailed else ""
-        return Rule(self.valid.cel, self.message, self.field, self.reason, message_expression=expression)
+        return rule(self.valid.cel, self.message, self.field, self.reason, expression)
 
 
 def read(model: Any, path: str) -> Any:
@@ -174,16 +170,14 @@ def read(model: Any, path: str) -> Any:
 
 def given(path: str) -> Predicate:
     """The field is present."""
-    return Predicate(
-        " && ".join(f"has(self.{each})" for each in _prefixes(path)), lambda model: read(model, path) is not None
-    )
+    cel = " && ".join(f"has(self.{each})" for each in _prefixes(path))
+    return Predicate(cel, lambda model: read(model, path) is not None)
 
 
 def absent(path: str) -> Predicate:
     """The field is not present."""
-    return Predicate(
-        " || ".join(f"!has(self.{each})" for each in _prefixes(path)), lambda model: read(model, path) is None
-    )
+    cel = " || ".join(f"!has(self.{each})" for each in _prefixes(path))
+    return Predicate(cel, lambda model: read(model, path) is None)
 
 
 def empty(path: str) -> Predicate:
@@ -209,7 +203,7 @@ def unlike(path: str, other: str) -> Predicate:
 def exactly_one(first: str, second: str, *, none: str, both: str) -> tuple[Constraint, ...]:
     """Return the constraints of two fields that exclude each other, and of which one is required."""
     return (
-        Constraint("", none, given(first) | given(second), RuleReason.REQUIRED),
+        Constraint("", none, given(first) | given(second), "FieldValueRequired"),
         Constraint("", both, absent(first) | absent(second)),
     )
 
@@ -219,7 +213,7 @@ def unchangeable(field: str, why: str, *, optional: bool = False) -> Constraint:
     same = f"self.{field} == oldSelf.{field}"
     if optional:
         same = f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || {same})"
-    return Constraint(field, f"can't be changed: {why}", Predicate(same), RuleReason.FORBIDDEN)
+    return Constraint(field, f"can't be changed: {why}", Predicate(same), "FieldValueForbidden")
 
 
 def _prefixes(path: str) -> list[str]:

@@ -10,21 +10,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
 from fractions import Fraction
+from math import ceil
 from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BeforeValidator,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from mailboat_spec.rules import RULES, Constraint, Predicate, Rule, ValueCheck, read, text
+from mailboat_spec.rules import RULES, Constraint, Predicate, Rule, ValueCheck, int_or_string, read, rule, text
 
 
 class ParsedText:
@@ -40,13 +35,10 @@ class ParsedText:
         raise NotImplementedError
 
     @classmethod
-    def _validate(cls, value: object) -> Self:
-        return value if isinstance(value, cls) else cls.read(value)
-
-    @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            cls._validate, serialization=core_schema.to_string_ser_schema()
+            lambda value: value if isinstance(value, cls) else cls.read(value),
+            serialization=core_schema.to_string_ser_schema(),
         )
 
     @classmethod
@@ -110,16 +102,13 @@ class Duration(ParsedText):
 
     def __str__(self) -> str:
         """Return the canonical form: each unit at most once, none with zero (``720h``, ``1m30s``, ``500ms``)."""
-        if self.nanoseconds < _NANOSECONDS["s"]:
-            for unit in ("ms", "us"):
-                if self.nanoseconds >= _NANOSECONDS[unit]:
-                    return _decimal(self.nanoseconds, unit)
-            return f"{self.nanoseconds}ns" if self.nanoseconds else "0s"
+        if not self.nanoseconds:
+            return "0s"
         hours, rest = divmod(self.nanoseconds, _NANOSECONDS["h"])
         minutes, rest = divmod(rest, _NANOSECONDS["m"])
-        return "".join(
-            (f"{hours}h" if hours else "", f"{minutes}m" if minutes else "", _decimal(rest, "s") if rest else "")
-        )
+        unit = next(unit for unit in ("s", "ms", "us", "ns") if self.nanoseconds >= _NANOSECONDS[unit])
+        seconds = f"{Decimal(rest) / _NANOSECONDS[unit]:f}{unit}" if rest else ""
+        return (f"{hours}h" if hours else "") + (f"{minutes}m" if minutes else "") + seconds
 
     @classmethod
     def read(cls, value: object) -> Self:
@@ -128,14 +117,6 @@ class Duration(ParsedText):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         wrong = "a duration needs a unit" if is_number else "must be a duration"
         raise ValueError(f'{wrong}: write it like "30s", "500ms" or "720h"')
-
-
-def _decimal(nanoseconds: int, unit: str) -> str:
-    whole, rest = divmod(nanoseconds, _NANOSECONDS[unit])
-    if not rest:
-        return f"{whole}{unit}"
-    digits = str(_NANOSECONDS[unit] + rest)[1:].rstrip("0")
-    return f"{whole}.{digits}{unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +132,7 @@ class DurationBounds(ValueCheck):
         return value
 
     def rules(self) -> Iterator[Rule]:
-        yield Rule(
+        yield rule(
             f"{_is_duration('self')} && duration(self) >= duration('{self.minimum}') "
             f"&& duration(self) <= duration('{self.maximum}')",
             f"must be a duration between {self.minimum} and {self.maximum} (units: h, m, s, ms, us, ns)",
@@ -197,13 +178,9 @@ _NO_SIZE: Final = 'not a size: write it like "10Gi", "500M" or "1048576" (no B a
 class Size(ParsedText):
     """A number of bytes."""
 
-    json_schema: ClassVar = {
-        "anyOf": [{"type": "integer"}, {"type": "string"}],
-        "maxLength": 32,
-        "pattern": _SIZE_PATTERN,
-        "x-kubernetes-int-or-string": True,
-        RULES: [Rule(f"type(self) == int || self.matches({text(_SIZE_PATTERN)})", _NO_SIZE).as_schema()],
-    }
+    json_schema: ClassVar = int_or_string(
+        f"self.matches({text(_SIZE_PATTERN)})", _NO_SIZE, maxLength=32, pattern=_SIZE_PATTERN
+    )
 
     bytes: int
 
@@ -219,8 +196,7 @@ class Size(ParsedText):
         if not match:
             raise ValueError(_NO_SIZE)
         suffix = match[2] or ""
-        exact = Fraction(text.removesuffix(suffix)) * _FACTORS[suffix]
-        return cls(-(-exact.numerator // exact.denominator))
+        return cls(ceil(Fraction(text.removesuffix(suffix)) * _FACTORS[suffix]))
 
     def __str__(self) -> str:
         """Return the canonical form: the largest suffix that leaves a whole number, binary suffixes first."""
@@ -261,9 +237,9 @@ class Pattern(ParsedText):
         "maxLength": _LONGEST_PATTERN,
         "pattern": r"^[^\[\x00]+$",
         RULES: [
-            Rule("self != ''", _EMPTY_PATTERN).as_schema(),
-            Rule("!self.contains('[')", _CHARACTER_CLASSES).as_schema(),
-            Rule(r"!self.contains('\x00')", _NUL_CHARACTER).as_schema(),
+            rule("self != ''", _EMPTY_PATTERN),
+            rule("!self.contains('[')", _CHARACTER_CLASSES),
+            rule(r"!self.contains('\x00')", _NUL_CHARACTER),
         ],
     }
 
@@ -344,11 +320,11 @@ def _in_utc(value: datetime) -> datetime:
         raise ValueError("must lie between the years 1 and 9999, in UTC") from None
 
 
-_IN_CEL: Final = Rule(f"self.matches({text(_IN_CRD)}) && timestamp(self).getFullYear() > 0", _NO_TIMESTAMP)
+_IN_CEL: Final = rule(f"self.matches({text(_IN_CRD)}) && timestamp(self).getFullYear() > 0", _NO_TIMESTAMP)
 
 Timestamp = Annotated[
-    AwareDatetime,
+    datetime,
     BeforeValidator(_with_zone),
     AfterValidator(_in_utc),
-    WithJsonSchema({"type": "string", "format": "date-time", "maxLength": 64, RULES: [_IN_CEL.as_schema()]}),
+    WithJsonSchema({"type": "string", "format": "date-time", "maxLength": 64, RULES: [_IN_CEL]}),
 ]

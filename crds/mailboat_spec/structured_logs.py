@@ -17,8 +17,6 @@ from mailboat_spec.redaction import forget_details, redact
 
 
 class LogFormat(StrEnum):
-    """Format of log lines."""
-
     AUTO = "auto"
     """Text on a terminal, JSON elsewhere."""
     JSON = "json"
@@ -66,10 +64,9 @@ class JsonLines(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC)
-            .isoformat(timespec="milliseconds")
-            .replace("+00:00", "Z"),
+            "time": time.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": redact(record.getMessage()),
@@ -103,8 +100,7 @@ class ReadableLines(logging.Formatter):
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = _printable(text)
+    text = _printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
     return json.dumps(text, ensure_ascii=False) if " " in text or not text else text
 
 

@@ -39,11 +39,8 @@ class SpecError(ValueError):
     """Invalid manifests, with all problems found in them."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
-        if len(problems) == 1:
-            text = str(problems[0])
-        else:
-            text = "\n".join((f"{len(problems)} problems:", *(f"  {problem}" for problem in problems)))
-        super().__init__(text)
+        shown = [str(problem) for problem in problems]
+        super().__init__(shown[0] if len(shown) == 1 else "\n  ".join((f"{len(shown)} problems:", *shown)))
         self.problems = problems
 
 
@@ -77,14 +74,15 @@ _MESSAGES: Final = {
 _LONGEST_CHOICE: Final = 60
 _DEAD_LETTER_TOPIC: Final = {"deadlettertopic", "deadletterqueue", "dlq", "dlqtopic"}
 """Names by which other systems call ``spec.delivery.deadLetter.topic``, without separators."""
-_SILENT: Final = {"default_factory_not_called"}  # caused by another error, which is reported
 
 
 def problems_of(source: str, model: type[Model], error: ValidationError) -> Iterator[Problem]:
     """Yield all problems that pydantic found in one document, in the order of the document's fields."""
     for detail in error.errors(include_url=False):
-        if detail["type"] in _SILENT or _counts_only_the_valid(detail):
+        if detail["type"] == "default_factory_not_called":  # caused by another error, which is reported
             continue
+        if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
+            continue  # only an effect of invalid items, which pydantic does not count but reports
         path = tuple(step for step in detail["loc"] if step != "[key]")
         cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, Refused):
@@ -92,11 +90,6 @@ def problems_of(source: str, model: type[Model], error: ValidationError) -> Iter
                 yield Problem(source, spelled((*path, *refusal.path)), refusal.message)
         else:
             yield Problem(source, spelled(path), _message(model, path, detail))
-
-
-def _counts_only_the_valid(detail: ErrorDetails) -> bool:
-    """Return whether ``too_short`` is only an effect of invalid items, which pydantic does not count but reports."""
-    return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
 def choice_message(given: object, allowed: tuple[str, ...]) -> str:
@@ -120,8 +113,9 @@ def _message(model: type[Model], path: tuple[Step, ...], detail: ErrorDetails) -
             field = field_at(model, path)
             first = one_line(field.description).partition(". ")[0].rstrip(".") if field and field.description else ""
             return f"is required: {first}." if first else "is required"
-        case "enum":
-            return choice_message(given, tuple(type_at(model, path)))
+        case "enum" | "literal_error":
+            expected = type_at(model, path)  # an enumeration or a Literal
+            return choice_message(given, get_args(expected) or tuple(expected))
         case "greater_than_equal":
             return f"must be at least {_number(context['ge'])}, not {_number(given)}"
         case "less_than_equal":
@@ -204,9 +198,8 @@ def type_at(root: type[Model], path: Sequence[Step]) -> Any:
 
 
 def field_at(root: type[Model], path: Sequence[Step]) -> FieldInfo | None:
-    if not path or not _is_model(model := type_at(root, path[:-1])):
-        return None
-    return yaml_fields(model).get(str(path[-1]))
+    parent = model_at(root, path[:-1]) if path else None
+    return yaml_fields(parent).get(str(path[-1])) if parent is not None else None
 
 
 def model_at(root: type[Model], path: Sequence[Step]) -> type[Model] | None:

@@ -13,7 +13,7 @@ from psycopg import sql
 from mailboat.cli.main import main
 from mailboat.store.table import renamed
 from mailboat_devservers.postgres import Database
-from mailboat_spec import Columns, ColumnsPreset
+from mailboat_spec import Columns
 from mailboat_spec.base import yaml_name
 from support.cli import RunningRelay
 from support.markdown import blocks
@@ -26,7 +26,7 @@ PAGE = (ROOT / "docs" / "existing-table.md").read_text(encoding="utf-8")
 
 def test_the_reference_lists_the_columns_of_the_preset() -> None:
     reference = (ROOT / "docs" / "resources.md").read_text(encoding="utf-8")
-    columns = renamed(Columns(preset=ColumnsPreset.DEBEZIUM))
+    columns = renamed(Columns(preset="debezium"))
     for name, column in columns.items():
         field = "aggregateId and key" if name in ("aggregate_id", "key") else yaml_name(name)
         assert f"{field}: {column}" in reference

@@ -7,9 +7,9 @@ from psycopg import sql
 
 from mailboat.store.table import TableLayout, renamed
 from mailboat_devservers.postgres import Database
-from mailboat_spec import Columns, ColumnsPreset
+from mailboat_spec import Columns
 
-COLUMNS = Columns(preset=ColumnsPreset.DEBEZIUM, key="sorted_by", created_at="written_at")
+COLUMNS = Columns(preset="debezium", key="sorted_by", created_at="written_at")
 RENAMED = TableLayout("shop.events", renamed(COLUMNS))
 
 

@@ -1,7 +1,7 @@
 """Delivery policy of a subscription: batches, attempts, backoff and dead letters."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,16 +11,7 @@ from mailboat_spec.rules import AS_SET
 from mailboat_spec.scalars import Duration, between, not_longer
 
 
-class OnExhausted(StrEnum):
-    """Policy for an event whose attempts are used up."""
-
-    DEAD_LETTER = "DeadLetter"
-    BLOCK = "Block"
-
-
 class NoHandler(StrEnum):
-    """Consumer's policy for an event without a registered handler."""
-
     DEAD_LETTER = "DeadLetter"
     IGNORE = "Ignore"
 
@@ -70,7 +61,7 @@ class Delivery(Model):
     """Waits between attempts. Default: 1s to 60s."""
     timeout: Annotated[Duration, between("1s", "10m")] = Duration.parse("30s")
     """Time after which an unanswered event counts as not delivered, between 1s and 10m. Default: 30s."""
-    on_exhausted: OnExhausted = OnExhausted.DEAD_LETTER
+    on_exhausted: Literal["DeadLetter", "Block"] = "DeadLetter"
     """What happens when attempts are used up: DeadLetter (the key continues) or Block (the key waits for a person).
     Default: DeadLetter."""
     dead_letter: DeadLetter | None = None

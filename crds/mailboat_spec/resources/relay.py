@@ -12,15 +12,13 @@ from mailboat_spec.references import Connection
 from mailboat_spec.resources.resource import Resource, name_constraints
 from mailboat_spec.resources.status import OutboxRelayStatus
 from mailboat_spec.resources.template import PodTemplate
-from mailboat_spec.rules import Constraint, Predicate, RuleReason, absent, differs, equals, given, unchangeable
+from mailboat_spec.rules import Constraint, Predicate, absent, differs, equals, given, unchangeable
 from mailboat_spec.scalars import Duration, Size, at_most, between, not_longer
 
 DEFAULT_REPLICAS: Final = 2
 
 
 class Pooler(StrEnum):
-    """Connection pooling between a relay and Postgres."""
-
     AUTO = "Auto"
     DIRECT = "Direct"
     """No pooler, or one in session mode: sessions keep their locks and LISTEN."""
@@ -28,45 +26,12 @@ class Pooler(StrEnum):
     """A pooler in transaction mode (PgBouncer): no LISTEN, no session locks, no named prepared statements."""
 
 
-class Tracking(StrEnum):
-    """Storage of progress."""
-
-    LOG = "Log"
-    """Append-only table; each subscription has its own cursors."""
-
-
-class ColumnsPreset(StrEnum):
-    """Named column layouts."""
-
-    MAILBOAT = "mailboat"
-    DEBEZIUM = "debezium"
-
-
-class RetentionPolicy(StrEnum):
-    """Policy for old events that are not delivered yet."""
-
-    HOLD = "Hold"
-    DROP = "Drop"
-
-
-class Durability(StrEnum):
-    """Durability required of an event before it is published."""
-
-    COMMITTED = "Committed"
-    FLUSHED = "Flushed"
-    REPLICATED = "Replicated"
-
-
 class Runtime(StrEnum):
-    """Where relays run."""
-
     DEPLOYMENT = "Deployment"
     SIDECAR = "Sidecar"
 
 
 class Notify(StrEnum):
-    """When writers send a wake-up (NOTIFY) to the relay."""
-
     AUTO = "Auto"
     ALWAYS = "Always"
     NEVER = "Never"
@@ -85,7 +50,7 @@ class Database(Connection):
 class Columns(Model):
     """Column names of an existing table that differ from the preset."""
 
-    preset: ColumnsPreset | None = None
+    preset: Literal["mailboat", "debezium"] | None = None
     """Layout to start from: mailboat (columns have the names of the fields, in snake_case) or debezium (id: position,
     eventId: id, eventType: type, aggregateType: aggregatetype, aggregateId and key: aggregateid; the others as
     mailboat). Default: none, mailboat."""
@@ -150,7 +115,7 @@ class Retention(Model):
 
     after: Annotated[Duration, between("1m", "87600h")] = Duration.parse("720h")
     """Age after which delivered events are removed, as a duration between 1m and 87600h. Default: 720h."""
-    policy: RetentionPolicy = RetentionPolicy.HOLD
+    policy: Literal["Hold", "Drop"] = "Hold"
     """What happens to events that are older and not delivered: Hold (kept) or Drop (removed beyond maxAge or maxBytes).
     Default: Hold."""
     max_age: Annotated[Duration, between("1m", "87600h")] | None = None
@@ -166,7 +131,7 @@ class Outbox(Model):
         unchangeable("table", "progress is kept by it; create another OutboxRelay with subscriptions of its own"),
     )
 
-    tracking: Tracking = Tracking.LOG
+    tracking: Literal["Log"] = "Log"
     """How progress is stored: Log (cursors beside an append-only table). Default: Log."""
     table: TableName = "mailboat.outbox"
     """The table, as schema.table. Default: mailboat.outbox."""
@@ -177,7 +142,7 @@ class Outbox(Model):
     true."""
     retention: Retention = Field(default_factory=Retention)
     """How long events stay. Default: 720h, Hold."""
-    durability: Durability = Durability.FLUSHED
+    durability: Literal["Committed", "Flushed", "Replicated"] = "Flushed"
     """How safe an event must be before it is published: Committed (visible), Flushed (on the primary's disk) or
     Replicated (on the synchronous standbys). Default: Flushed."""
 
@@ -209,7 +174,7 @@ class OutboxRelaySpec(Model):
             "replicas",
             "a Sidecar has no replicas of its own, it runs in the application's pods: remove it",
             differs("runtime", "Sidecar") | absent("replicas"),
-            RuleReason.FORBIDDEN,
+            "FieldValueForbidden",
         ),
     )
 

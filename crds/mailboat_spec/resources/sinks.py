@@ -16,7 +16,7 @@ from mailboat_spec.formats import EntryPointName, HostAndPort, KafkaTopic, NonEm
 from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, secret_names
 from mailboat_spec.references import OptionalSecretRef, SecretKeyRef, UsesSecrets
 from mailboat_spec.resources import kafka_settings
-from mailboat_spec.rules import AS_SET, FREE_FORM, Refusal, Refused, Rule, RuleReason, ValueCheck, listed, text
+from mailboat_spec.rules import AS_SET, FREE_FORM, Refusal, Refused, Rule, ValueCheck, listed, rule, text
 
 _IS_SECRET: Final = (
     "is a secret and must not be written here: put it in a Secret and refer to it by configSecretRef: {name: ...}"
@@ -60,10 +60,10 @@ class KafkaSettings(WithoutSecrets):
 
 def _of_names(expression: str, refused: str, message: str) -> Rule:
     """Return a rule on the names of settings. Its message begins with the first refused name."""
-    return Rule(
+    return rule(
         expression,
         f"one of them {message}",
-        reason=RuleReason.FORBIDDEN,
+        reason="FieldValueForbidden",
         message_expression=f"self.filter(name, {refused})[0] + {text(f' {message}')}",
     )
 
@@ -169,12 +169,11 @@ class Sink(Model):
 
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
-        yield Rule(
-            " || ".join(f"has(self.{kind})" for kind in cls.model_fields), cls._none_given(), reason=RuleReason.REQUIRED
-        )
+        given = " || ".join(f"has(self.{kind})" for kind in cls.model_fields)
+        yield rule(given, cls._none_given(), reason="FieldValueRequired")
         count = " + ".join(f"(has(self.{kind}) ? 1 : 0)" for kind in cls.model_fields)
         names = " + ".join(f"(has(self.{kind}) ? ' {kind},' : '')" for kind in cls.model_fields)
-        yield Rule(
+        yield rule(
             f"{count} <= 1",
             f"has more than one: {_KEEP_ONE}",
             message_expression=f"'has' + {names} + ' more than one: {_KEEP_ONE}'",

@@ -1,8 +1,7 @@
 """Sources: brokers that a subscription reads instead of an outbox, and the store that recognises redelivered events."""
 
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,15 +14,6 @@ from mailboat_spec.rules import exactly_one
 from mailboat_spec.scalars import Duration, between
 
 
-class GroupProtocol(StrEnum):
-    """Protocol of a Kafka consumer group."""
-
-    CLASSIC = "Classic"
-    """Cooperative-sticky assignment by the clients. Works with every broker."""
-    CONSUMER = "Consumer"
-    """KIP-848: the broker assigns partitions. Needs Apache Kafka 4.0."""
-
-
 class KafkaSource(KafkaServers):
     """A topic of Apache Kafka, or of another server with its protocol."""
 
@@ -31,7 +21,7 @@ class KafkaSource(KafkaServers):
     """Topic that events are consumed from."""
     group: KafkaGroup | None = None
     """Consumer group, which stores the progress. Default: none, which means NAMESPACE.NAME of this subscription."""
-    group_protocol: GroupProtocol = GroupProtocol.CLASSIC
+    group_protocol: Literal["Classic", "Consumer"] = "Classic"
     """Classic (every broker) or Consumer (KIP-848, Apache Kafka 4.0 and later). Default: Classic."""
     config: Annotated[Mapping[str, str], KafkaSettings(SOURCE_ALLOWED)] = Field(default_factory=dict)
     """Settings of librdkafka for the consumer and for the producer of dead letters, each value in quotes, for example
@@ -81,13 +71,6 @@ class Source(Model):
         return chosen.topic if isinstance(chosen, KafkaSource) else chosen.subscription
 
 
-class OnUnavailable(StrEnum):
-    """Policy while the store can't be reached."""
-
-    WAIT = "Wait"
-    HANDLE = "Handle"
-
-
 class IdempotencyRedis(Connection):
     """Redis or Valkey."""
 
@@ -132,6 +115,6 @@ class Idempotency(Model):
     lease: Annotated[Duration, between("1s", "1h")] = Duration.parse("30s")
     """Time after which the event of a dead consumer is handled by another one, as a duration between 1s and 1h. Leases
     are renewed while handlers run. Default: 30s."""
-    on_unavailable: OnUnavailable = OnUnavailable.WAIT
+    on_unavailable: Literal["Wait", "Handle"] = "Wait"
     """What happens while the store can't be reached: Wait (nothing is handled, no attempt is counted) or Handle
     (without detection of duplicates). Default: Wait."""

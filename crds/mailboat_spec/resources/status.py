@@ -15,16 +15,12 @@ from mailboat_spec.scalars import Duration, Timestamp
 
 
 class ConditionStatus(StrEnum):
-    """Status of a condition."""
-
     TRUE = "True"
     FALSE = "False"
     UNKNOWN = "Unknown"
 
 
 class ConditionType(StrEnum):
-    """Types of conditions."""
-
     READY = "Ready"
     """The spec is fulfilled and events flow. If False or Unknown, the reason names the cause."""
     RECONCILING = "Reconciling"
@@ -64,8 +60,6 @@ class ConditionType(StrEnum):
 
 
 class Reason(StrEnum):
-    """Reasons of conditions, for programs."""
-
     DELIVERING = "Delivering"
     """Ready: every partition has an owner and the destination responds."""
     CONSUMING = "Consuming"

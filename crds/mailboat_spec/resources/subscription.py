@@ -20,7 +20,6 @@ from mailboat_spec.rules import (
     Predicate,
     Refusal,
     Rule,
-    RuleReason,
     absent,
     differs,
     empty,
@@ -28,6 +27,7 @@ from mailboat_spec.rules import (
     exactly_one,
     given,
     read,
+    rule,
     unchangeable,
     unlike,
 )
@@ -35,33 +35,11 @@ from mailboat_spec.scalars import Pattern, Timestamp
 
 
 class State(StrEnum):
-    """Whether events flow."""
-
     RUNNING = "Running"
     PAUSED = "Paused"
 
 
-class Ordering(StrEnum):
-    """Order guarantee."""
-
-    KEY = "Key"
-    """Events of one key are delivered in order."""
-    NONE = "None"
-    """No order: a failed event blocks no other."""
-
-
-class StartFrom(StrEnum):
-    """Where a new subscription begins."""
-
-    EARLIEST = "Earliest"
-    LATEST = "Latest"
-    TIME = "Time"
-    POSITION = "Position"
-
-
 class Format(StrEnum):
-    """Message format."""
-
     CLOUD_EVENTS = "CloudEvents"
     """CloudEvents 1.0, binary mode: attributes in headers, data untouched."""
     CLOUD_EVENTS_JSON = "CloudEventsJson"
@@ -94,14 +72,14 @@ class Tags(Model):
     @classmethod
     def admission_rules(cls) -> Iterator[Rule]:
         common = "self.allOf.filter(tag, tag in self.noneOf)"
-        yield Rule(
+        yield rule(
             f"!has(self.allOf) || !has(self.noneOf) || {common}.size() == 0",
             "holds a tag of allOf, so that nothing would match: remove one of them",
             field="noneOf",
             message_expression=f"'\"' + {common}[0] + '\" is in allOf too, so that nothing would match: "
             "remove one of them'",
         )
-        yield Rule(
+        yield rule(
             "!has(self.anyOf) || !has(self.noneOf) || self.anyOf.size() == 0 "
             "|| !self.anyOf.all(tag, tag in self.noneOf)",
             _NONE_OF_ANY,
@@ -127,7 +105,7 @@ def _only_from(choice: str, field: str, example: str) -> tuple[Constraint, ...]:
             field,
             f"is required with from: {choice}: write {field}: {example}",
             differs("from", choice) | given(field),
-            RuleReason.REQUIRED,
+            "FieldValueRequired",
         ),
         Constraint(
             field,
@@ -143,20 +121,13 @@ class Start(Model):
 
     constraints = (*_only_from("Time", "time", '"2026-01-31T12:00:00Z"'), *_only_from("Position", "position", "12345"))
 
-    from_: StartFrom = StartFrom.EARLIEST
+    from_: Literal["Earliest", "Latest", "Time", "Position"] = "Earliest"
     """Earliest (all that the outbox still holds), Latest (only what comes from now on), Time or Position. Default:
     Earliest."""
     time: Timestamp | None = None
     """Time only: events written at or after this time, RFC 3339. Default: none."""
     position: int | None = Field(default=None, strict=True, ge=0, le=2**63 - 1)
     """Position only: events at or after this position (the outbox's column id). Default: none."""
-
-
-class ConsumerRuntime(StrEnum):
-    """Where the handlers of a source's events run."""
-
-    IN_PROCESS = "InProcess"
-    """In the application, with the Python kit. The operator only reads its status."""
 
 
 # Constraints of the spec: which fields need or exclude a source, and what dead letters need.
@@ -244,7 +215,7 @@ _DEAD_LETTER_CONSTRAINTS: Final = (
         _TOPIC,
         "is required with relayRef: write the topic for dead letters",
         _SOURCE | absent(_DEAD_LETTER) | given(_TOPIC),
-        RuleReason.REQUIRED,
+        "FieldValueRequired",
     ),
     Constraint(
         _DEAD_LETTER,
@@ -289,7 +260,7 @@ class EventSubscriptionSpec(Model):
     source: Source | None = None
     """The broker that is read instead of an outbox, by consumers that run in the application. Default: none; either
     this or relayRef is needed."""
-    runtime: ConsumerRuntime | None = None
+    runtime: Literal["InProcess"] | None = None
     """Source only: where handlers run: InProcess (in the application, with the Python kit). Default: none, which means
     InProcess with source."""
     concurrency: int | None = Field(default=None, strict=True, ge=1, le=1024)
@@ -301,7 +272,7 @@ class EventSubscriptionSpec(Model):
     """Which events belong to it. Default: all."""
     partitions: int = Field(default=8, strict=True, ge=1, le=256)
     """Slices, by hash of the key, that are moved independently of one another, between 1 and 256. Default: 8."""
-    ordering: Ordering = Ordering.KEY
+    ordering: Literal["Key", "None"] = "Key"  # None: a failed event blocks no other
     """What order is kept: Key (per key) or None. Default: Key."""
     start: Start = Field(default_factory=Start)
     """Where a new subscription begins. Default: Earliest."""

@@ -1,8 +1,7 @@
 """Additions to the pods of a relay. Used by the operator; ignored outside Kubernetes."""
 
 from collections.abc import Mapping
-from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -10,7 +9,7 @@ from mailboat_spec.base import Model
 from mailboat_spec.formats import DnsSubdomain, EnvName, Form
 from mailboat_spec.redaction import NOT_THE_SECRET_ITSELF, SECRET_NAME, is_secret_setting
 from mailboat_spec.references import SecretRef
-from mailboat_spec.rules import FREE_FORM, RULES, Constraint, Predicate, Rule, RuleReason, absent, keyed_by, text
+from mailboat_spec.rules import FREE_FORM, Constraint, Predicate, absent, int_or_string, keyed_by, text
 
 _QUANTITY: Final = Form(
     r"[0-9]+(\.[0-9]+)?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?",
@@ -28,14 +27,7 @@ Quantity = Annotated[
     str,
     BeforeValidator(_number_as_text),
     _QUANTITY,
-    WithJsonSchema(
-        {
-            "anyOf": [{"type": "integer"}, {"type": "string"}],
-            "maxLength": _QUANTITY.max_length,
-            "x-kubernetes-int-or-string": True,
-            RULES: [Rule(f"type(self) == int || {_QUANTITY.condition()}", _QUANTITY.message).as_schema()],
-        }
-    ),
+    WithJsonSchema(int_or_string(_QUANTITY.condition(), _QUANTITY.message, maxLength=_QUANTITY.max_length)),
 ]
 
 
@@ -65,7 +57,7 @@ class EnvVar(Model):
             "is a secret and must not be written here: put it in a Secret and use "
             "valueFrom: {secretKeyRef: {name: ..., key: ...}}",
             _HARMLESS,
-            RuleReason.FORBIDDEN,
+            "FieldValueForbidden",
         ),
     )
 
@@ -77,31 +69,16 @@ class EnvVar(Model):
     """Where its value comes from (secretKeyRef, configMapKeyRef, fieldRef, ...). Default: none."""
 
 
-class TolerationOperator(StrEnum):
-    """Comparison operator of a toleration."""
-
-    EXISTS = "Exists"
-    EQUAL = "Equal"
-
-
-class TaintEffect(StrEnum):
-    """Effect of a taint on pods that do not tolerate it."""
-
-    NO_SCHEDULE = "NoSchedule"
-    PREFER_NO_SCHEDULE = "PreferNoSchedule"
-    NO_EXECUTE = "NoExecute"
-
-
 class Toleration(Model):
     """A taint that the relay's pods put up with."""
 
     key: str | None = Field(default=None, max_length=317)
     """Key of the taint. Default: none, every taint."""
-    operator: TolerationOperator = TolerationOperator.EQUAL
+    operator: Literal["Exists", "Equal"] = "Equal"
     """Exists or Equal. Default: Equal."""
     value: str | None = Field(default=None, max_length=63)
     """Value of the taint, for Equal. Default: none."""
-    effect: TaintEffect | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """NoSchedule, PreferNoSchedule or NoExecute. Default: none, every effect."""
     toleration_seconds: int | None = Field(default=None, strict=True)
     """Seconds to stay on after NoExecute. Default: no limit."""

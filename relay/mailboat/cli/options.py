@@ -19,7 +19,7 @@ from mailboat.runtime.secrets import DIRECTORY_VARIABLE, Secrets, database_url, 
 from mailboat.store.admin.overview import KnownSubscription, known_subscriptions
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.table import TableLayout, renamed
-from mailboat_spec import Duration, EventSubscription, Manifests, Ordering, OutboxRelay, full_name
+from mailboat_spec import Duration, EventSubscription, Manifests, OutboxRelay, full_name
 from mailboat_spec.structured_logs import LogFormat, configure
 
 Command = Callable[..., Any]
@@ -130,7 +130,7 @@ class Outbox:
 
     @property
     def unordered(self) -> frozenset[str]:
-        return frozenset(full_name(s) for s in self.subscriptions if s.spec.ordering is Ordering.NONE)
+        return frozenset(full_name(s) for s in self.subscriptions if s.spec.ordering == "None")
 
     @asynccontextmanager
     async def link(self, purpose: str) -> AsyncIterator[PostgresConnection]:

@@ -21,7 +21,7 @@ from mailboat.store.schema.time_partitions import HardLimit, RetentionSweep, day
 from mailboat.store.schema.verify import verify_or_refuse
 from mailboat.store.subscription_rows import clear_expired
 from mailboat.store.table import TableLayout, renamed
-from mailboat_spec import EventSubscription, OutboxRelaySpec, Pooler, Retention, RetentionPolicy
+from mailboat_spec import EventSubscription, OutboxRelaySpec, Pooler, Retention
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ class Maintenance:
 def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:
     """Convert ``spec.outbox.retention`` to points in time."""
     after = now - timedelta(seconds=retention.after.seconds)
-    if retention.policy is RetentionPolicy.HOLD:
+    if retention.policy == "Hold":
         return after, None
     oldest = now - timedelta(seconds=retention.max_age.seconds) if retention.max_age else None
     return after, HardLimit(oldest, retention.max_bytes.bytes if retention.max_bytes else None)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Final
 import yaml
 
 from mailboat.errors import ConfigError
-from mailboat_spec import EventSubscription, Manifests, OnExhausted, SpecError, full_name, read_documents
+from mailboat_spec import EventSubscription, Manifests, SpecError, full_name, read_documents
 from mailboat_spec.wire_format import unpack
 
 LARGEST_FILE: Final = 1024 * 1024
@@ -243,5 +243,5 @@ def subscription_warnings(subscription: EventSubscription) -> Iterator[str]:
             problems = (problem for shape, problem in _PATTERN_PROBLEMS if shape.search(str(pattern)))
             if problem := next(problems, None):
                 yield f'{where}: spec.filter.{field}: "{pattern}" {problem}'
-    if spec.delivery.on_exhausted is OnExhausted.BLOCK and spec.delivery.dead_letter is not None:
+    if spec.delivery.on_exhausted == "Block" and spec.delivery.dead_letter is not None:
         yield f"{where}: spec.delivery.deadLetter has no effect with onExhausted: Block"

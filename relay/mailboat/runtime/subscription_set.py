@@ -29,7 +29,7 @@ from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import ChecksTopics, Sink, SinkContext
 from mailboat.sinks.registry import build_sink
 from mailboat.store.outbox_store import Subscription
-from mailboat_spec import EventSubscription, OnExhausted, Ordering, Reason, SecretKeyRef, full_name
+from mailboat_spec import EventSubscription, Reason, SecretKeyRef, full_name
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class StreamParts:
             delivery.timeout.seconds,
             spec.max_attempts,
             Backoff(backoff.initial.seconds, backoff.factor, backoff.max.seconds, backoff.jitter),
-            dead_letters=delivery.on_exhausted is OnExhausted.DEAD_LETTER,
-            ordered=spec.ordering is Ordering.KEY,
+            dead_letters=delivery.on_exhausted == "DeadLetter",
+            ordered=spec.ordering == "Key",
         )
         return Stream(
             subscription.number,

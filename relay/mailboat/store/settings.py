@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from mailboat.store.table import TableLayout
-from mailboat_spec import Durability, Notify, Pooler
+from mailboat_spec import Notify, Pooler
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +36,13 @@ class ReadLimits:
         return replace(self, rows=max(1, self.rows // share), bytes=self.bytes // share) if crash_count else self
 
 
-_SYNC_LEVELS = {Durability.COMMITTED: "off", Durability.FLUSHED: "local", Durability.REPLICATED: "on"}
+_SYNC_LEVELS = {"Committed": "off", "Flushed": "local", "Replicated": "on"}
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     layout: TableLayout = field(default_factory=TableLayout)
-    durability: Durability = Durability.FLUSHED
+    durability: Literal["Committed", "Flushed", "Replicated"] = "Flushed"
     notify: Notify = Notify.AUTO
     pooler: Pooler = Pooler.AUTO
     lease_ttl: float = 15.0

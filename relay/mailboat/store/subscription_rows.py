@@ -23,7 +23,7 @@ from mailboat.store.outbox_store import Backlog, Lag, Subscription
 from mailboat.store.queries import Predicate, Since, SubscriptionQuery, effective_filter, like_patterns, predicate
 from mailboat.store.sql import statements
 from mailboat.store.table import TableLayout
-from mailboat_spec import EventSubscription, EventSubscriptionSpec, OnExhausted, Ordering, full_name
+from mailboat_spec import EventSubscription, EventSubscriptionSpec, full_name
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ async def declare(
         "since_id": spec.start.position,
         "version": version.number,
         "relay_uid": version.relay_uid,
-        "latest": spec.start.from_.value == "Latest",
+        "latest": spec.start.from_ == "Latest",
         "system_identifier": link.server.system_identifier,
         "timeline": link.server.timeline,
         **_GRACE,
@@ -145,7 +145,7 @@ async def _declare_policy(
         "tags_all": list(tags.all_of) or None,
         "tags_any": list(tags.any_of) or None,
         "tags_none": list(tags.none_of) or None,
-        "ordered": spec.ordering is Ordering.KEY,
+        "ordered": spec.ordering == "Key",
         "batch_size": spec.batch_size,
         "group_by": list(delivery.group_by),
         "max_group": delivery.max_group,
@@ -154,7 +154,7 @@ async def _declare_policy(
         "backoff_factor": delivery.backoff.factor,
         "backoff_max": delivery.backoff.max.seconds,
         "backoff_jitter": delivery.backoff.jitter,
-        "block_when_exhausted": delivery.on_exhausted is OnExhausted.BLOCK,
+        "block_when_exhausted": delivery.on_exhausted == "Block",
         "emit_dead_letters": spec.sink.pull.emit_dead_letters,
         "no_handler": delivery.no_handler.value,
     }

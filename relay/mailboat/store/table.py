@@ -8,7 +8,7 @@ from psycopg import sql
 
 from mailboat.model import TOO_LARGE
 from mailboat.store.sql import statements
-from mailboat_spec import Columns, ColumnsPreset
+from mailboat_spec import Columns
 
 _SQL = statements("columns")
 _NAMES = re.findall(r"\{(\w+)\}", _SQL["stored"])
@@ -40,7 +40,7 @@ _DEBEZIUM = {
 
 def renamed(columns: Columns) -> dict[str, str]:
     """Return ``spec.outbox.columns`` as a map from Mailboat's name to the table's name, where they differ."""
-    preset = _DEBEZIUM if columns.preset is ColumnsPreset.DEBEZIUM else {}
+    preset = _DEBEZIUM if columns.preset == "debezium" else {}
     given = columns.model_dump(by_alias=False, exclude={"preset"}, exclude_none=True)
     return {name: value for name, value in (preset | given).items() if name != value}
 

@@ -86,7 +86,7 @@ class MemoryStore:
             if found.resource.spec.state is not spec.state:
                 self._outbox.pause(number, paused)
             found.resource = declared
-            start = self._outbox.snapshot() if spec.start.from_.value == "Latest" else Snapshot(3, frozenset())
+            start = self._outbox.snapshot() if spec.start.from_ == "Latest" else Snapshot(3, frozenset())
             for partition in range(spec.partitions):
                 self._outbox.cursors.setdefault(CursorKey(number, partition), CursorRow(str(start)))
             answer[number] = found.subscription

@@ -33,7 +33,6 @@ from mailboat_spec import (
     IdempotencyPostgres,
     KafkaSink,
     KafkaSource,
-    OnUnavailable,
     PubSubSink,
     PubSubSource,
     SecretKeyRef,
@@ -57,7 +56,7 @@ def engine_settings(resource: EventSubscription, concurrency: int | None) -> Eng
         backoff=Backoff(backoff.initial.seconds, backoff.factor, backoff.max.seconds, backoff.jitter),
         timeout=spec.delivery.timeout.seconds,
         stop_at=None if stop_at is None else stop_at.consecutive,
-        handle_unclaimed=spec.idempotency is not None and spec.idempotency.on_unavailable is OnUnavailable.HANDLE,
+        handle_unclaimed=spec.idempotency is not None and spec.idempotency.on_unavailable == "Handle",
     )
 
 
