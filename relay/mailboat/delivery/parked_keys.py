@@ -16,9 +16,10 @@ from typing import Final
 
 from mailboat.cloudevents import DeadLetterNotice, dead_letter_message
 from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, OUTAGE_BACKOFF
-from mailboat.delivery.publish import exhausted, is_exhaustion, log_origin, start_publish
+from mailboat.delivery.progress import ProgressCommitter
+from mailboat.delivery.publish import exhaustion, log_origin, start_publish
 from mailboat.delivery.redelivery import Attempt, Outcome, RetryLoop, set_aside
-from mailboat.delivery.stream import Checkpoint, DeliverySession, Stream
+from mailboat.delivery.stream import Checkpoint, Stream
 from mailboat.errors import DeliveryError, EventRefused
 from mailboat.store.outbox_store import Dead, LastFailure, Lease, OutboxStore, Park, Parked, Settlement
 
@@ -39,14 +40,14 @@ _TOPIC_FIELDS: Final = ("spec.sink.kafka.topic", "spec.sink.pubsub.project and t
 
 class ParkedKeys:
     def __init__(
-        self, lease: Lease, stream: Stream, store: OutboxStore, session: DeliverySession, retry_loop: RetryLoop
+        self, lease: Lease, stream: Stream, store: OutboxStore, committer: ProgressCommitter, retry_loop: RetryLoop
     ) -> None:
         self.keys: set[str] = set()
         self.count = 0
         self._lease = lease
         self._stream = stream
         self._store = store
-        self._session = session
+        self._committer = committer
         self._retry_loop = retry_loop
         self._due_at: float | None = None
         self._failures = 0
@@ -76,7 +77,7 @@ class ParkedKeys:
         """Load the keys parked by previous owners and rearrange them: the previous ordering setting may differ."""
         if keys := await self._count():
             ordered = self._stream.settings.ordered
-            await self._session.commit(Settlement(self._lease, None, ordered=ordered, arrange=frozenset(keys)))
+            await self._committer.commit(Settlement(self._lease, None, ordered=ordered, arrange=frozenset(keys)))
         if self.count:
             self.check_soon()
 
@@ -183,8 +184,8 @@ class ParkedKeys:
             )
             refused = stream.sink.refusal(message)
         except Exception as error:  # otherwise the event could never be dead-lettered, and every relay would crash
-            if is_exhaustion(error):
-                self._topic_unavailable(exhausted())
+            if (unavailable := exhaustion(error)) is not None:
+                self._topic_unavailable(unavailable)
                 return False
             text = f"Event {event_id} is dead, and the dead-letter topic did not get it; `mailboat dlq show` has it"
             log_origin(text, error, stream.name)
@@ -272,9 +273,8 @@ class ParkedKeys:
             if head.suspect and head.ordinal not in self._prepaid
         )
         if counted:
-            await self._session.commit(
-                Settlement(self._lease, None, ordered=self._stream.settings.ordered, park=counted)
-            )
+            ordered = self._stream.settings.ordered
+            await self._committer.commit(Settlement(self._lease, None, ordered=ordered, park=counted))
 
     def _used(self, head: Parked) -> int:
         """Return the attempts used. An outage costs none, even for a crash suspect whose attempt is already counted."""
@@ -312,7 +312,7 @@ class ParkedKeys:
         dead = tuple(decision for _, decision in decisions if isinstance(decision, Dead))
         if unpark or parks or dead:
             ordered = self._stream.settings.ordered
-            await self._session.commit(
+            await self._committer.commit(
                 Settlement(self._lease, None, ordered=ordered, unpark=unpark, park=parks, dead=dead)
             )
         for park in parks:

@@ -116,6 +116,7 @@ class ProgressCommitter:
         return entry.windows if entry is not None else 0
 
     def settle(self, settlement: Settlement) -> None:
+        """Queue progress for the next tick."""
         key = settlement.lease.key
         self._pending[key] = merged(self._pending.get(key), settlement)
         if settlement.closes:
@@ -124,6 +125,7 @@ class ProgressCommitter:
         self._wake_event.set()
 
     async def commit(self, settlement: Settlement) -> None:
+        """Queue progress and return after its commit."""
         self.settle(settlement)
         await self._committed()
 

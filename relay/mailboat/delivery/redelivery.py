@@ -5,24 +5,19 @@ refused, set aside behind a refused event of its key, or pending. Order within a
 setting aside. An outage costs no event an attempt (G4).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from mailboat.delivery.backoff import OUTAGE_BACKOFF
 from mailboat.delivery.batching import choose, total_bytes
+from mailboat.delivery.counters import WorkerCounters
 from mailboat.delivery.publish import cant_encode, start_publish
 from mailboat.delivery.stream import Checkpoint, DeliverySession, Stream
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable
 from mailboat.model import Message, OutboxEvent
-from mailboat.store.outbox_store import Parked, Series
-
-if TYPE_CHECKING:
-    from mailboat.delivery.partition_worker import PartitionWorker
+from mailboat.store.outbox_store import Lease, Parked, Series, Settlement
 
 
 class Outcome(Enum):
@@ -106,30 +101,37 @@ def settled_prefix(items: Sequence[Attempt]) -> int:
 class RetryLoop:
     """Sender for the failed and parked events of one partition."""
 
-    def __init__(self, stream: Stream, partition: int, worker: PartitionWorker, session: DeliverySession) -> None:
+    def __init__(self, lease: Lease, stream: Stream, session: DeliverySession, counters: WorkerCounters) -> None:
+        self.stopping = False
+        self.stored_in_flight = True
+        """Whether the store regards events of this partition as in flight."""
+        self._lease = lease
         self._stream = stream
-        self._series = Series(partition, stream.generation)
-        self._counters = worker.counters
-        self._worker = worker
         self._session = session
+        self._counters = counters
+        self._series = Series(lease.key.partition, stream.generation)
         self._interrupted = asyncio.Event()
         self._unpaused = asyncio.Event()
         self._unpaused.set()
 
-    def interrupt(self) -> None:
+    def stop(self) -> None:
         """End all waits immediately, because the worker is stopping."""
+        self.stopping = True
         self._interrupted.set()
         self._unpaused.set()
 
     def pause(self, paused: bool) -> None:
-        if paused and not self._interrupted.is_set():
+        if paused and not self.stopping:
             self._unpaused.clear()
         else:
             self._unpaused.set()
 
-    @property
-    def stopping(self) -> bool:
-        return self._worker.stopping
+    async def note_in_flight(self, in_flight: bool) -> None:
+        """Store whether events are in flight. Only then a crash of this relay counts against an event: restarts during
+        an outage of the sink must not make an event a dead letter."""
+        if in_flight != self.stored_in_flight:
+            self.stored_in_flight = in_flight
+            await self._session.committer.commit(Settlement(self._lease, None, in_flight=in_flight))
 
     async def deliver(
         self,
@@ -152,7 +154,7 @@ class RetryLoop:
                 self._counters.unavailable = str(unavailable)
                 self._counters.note_error(str(unavailable), self._stream.clock())
                 self._stream.health.unavailable(str(unavailable), self._stream.clock(), self._series.partition)
-                await self._worker.note_in_flight(False)
+                await self.note_in_flight(False)
                 if not wait_for_sink:
                     return unavailable
                 failures += 1
@@ -174,7 +176,7 @@ class RetryLoop:
             batch = batch[: len(messages)]
             if not await self.lease_holds():
                 return unavailable
-            await self._worker.note_in_flight(True)
+            await self.note_in_flight(True)
             result = evaluate(batch, await start_publish(self._stream, messages))
             self._stream.on_checkpoint(Checkpoint.ANSWERED)
             set_aside(items, parked, ordered=self._stream.settings.ordered)

@@ -17,9 +17,10 @@ from mailboat.delivery.backoff import Backoff
 from mailboat.delivery.batching import Limits
 from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.sinks.protocol import Sink
-from mailboat.store.outbox_store import CursorKey, Opened, Settlement
+from mailboat.store.outbox_store import CursorKey, Opened
 
 if TYPE_CHECKING:
+    from mailboat.delivery.progress import ProgressCommitter
     from mailboat.delivery.window_feeder import WindowFeeder
 
 log = logging.getLogger(__name__)
@@ -170,6 +171,8 @@ class DeliverySession(Protocol):
     package never call each other across partitions; they call the session.
     """
 
+    committer: ProgressCommitter
+
     def window_opened(self, opened: Opened) -> None:
         """Pass the events of a newly opened window to the workers of its partitions."""
 
@@ -178,12 +181,6 @@ class DeliverySession(Protocol):
 
     def lease_left(self) -> float:
         """Return the seconds for which this relay may publish under its leases."""
-
-    def settle(self, settlement: Settlement) -> None:
-        """Queue progress for the next tick."""
-
-    async def commit(self, settlement: Settlement) -> None:
-        """Queue progress and return after its commit."""
 
     def read(self, reader: WindowFeeder) -> None:
         """Start a reader as a task of the session."""

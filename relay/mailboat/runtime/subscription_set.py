@@ -170,9 +170,8 @@ async def open_sink(stream: Stream) -> None:
             stream.ready, stream.problem = True, None
             stream.health.reachable(stream.clock())
         except Exception as error:  # an unexpected error of a sink must not end the other subscriptions
-            reason = error if isinstance(error, SinkUnavailable) else as_unavailable(stream, error)
-            stream.health.unavailable(str(reason), stream.clock())
-            stream.problem, failures = str(reason), failures + 1
+            stream.problem, failures = str(as_unavailable(stream, error)), failures + 1
+            stream.health.unavailable(stream.problem, stream.clock())
             await asyncio.sleep(OUTAGE_BACKOFF.delay(failures, stream.random))
 
 

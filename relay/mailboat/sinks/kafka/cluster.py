@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.daemon_thread import in_a_thread
-from mailboat.sinks.kafka.kafka_errors import Report, missing_topic, more_specific, no_answer, unavailable
+from mailboat.sinks.kafka.kafka_errors import Report, more_specific, no_answer, unavailable
 from mailboat.sinks.kafka.librdkafka_settings import Settings, producer_settings
 from mailboat.sinks.kafka.producer import ProducerEpoch
 from mailboat.sinks.kafka.producer_share import ProducerShare
@@ -39,12 +39,6 @@ class TopicFacts:
     """None if the request failed or is not allowed. Then the brokers decide per message."""
     compacted: bool = False
     """True if the topic accepts no message without a key."""
-
-    def since(self, before: TopicFacts | None) -> TopicFacts:
-        """Return these facts; if the limits are unknown, with the limits of ``before``."""
-        if before is None or self.max_message_bytes is not None:
-            return self
-        return replace(before, partitions=self.partitions)
 
 
 Fingerprint = frozenset[tuple[str, Any]]
@@ -166,12 +160,11 @@ def describe_topics(
         except KafkaException:
             admin.poll(0)  # runs ``error_cb``, whose error names more than "timed out"
             return dict.fromkeys(topics, no_answer(bootstrap, timeout, client_error))
-        if found.error is not None:
-            answers[topic] = unavailable(Report.of(found.error, topic, -1), bootstrap)
-        elif not found.partitions:
-            answers[topic] = missing_topic(topic, bootstrap)
-        else:
+        if found.error is None and found.partitions:
             partitions[topic] = len(found.partitions)
+        else:
+            error = KafkaError(KafkaError._UNKNOWN_TOPIC) if found.error is None else found.error
+            answers[topic] = unavailable(Report.of(error, topic, -1), bootstrap)
     return answers | _with_limits(admin, partitions, timeout)
 
 

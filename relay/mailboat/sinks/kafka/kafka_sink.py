@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from functools import partial
+from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, Self
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message
-from mailboat.sinks.daemon_thread import in_a_thread
 from mailboat.sinks.kafka.cluster import NOT_ACCEPTED, Cluster, SharedProducer, TopicFacts, cluster_of
 from mailboat.sinks.kafka.kafka_errors import RefusedTogether, no_answer
 from mailboat.sinks.kafka.librdkafka_settings import check_settings, client_settings, masked_error
@@ -36,7 +35,7 @@ _UNSHARED_FOR: Final = 600.0
 _BATCH_OVERHEAD: Final = 128
 _HEADER_OVERHEAD: Final = 10
 """Upper bounds of the bytes that Kafka's record format adds to a message and to each header."""
-_JOIN_TIMEOUT: Final = 5.0
+_CLOSE_TIMEOUT: Final = 5.0
 _LAST_ANSWERS: Final = 3.0
 """Seconds for answers to what is on the wire when a call is cancelled; less than the rest of a lease at that time."""
 
@@ -185,9 +184,10 @@ class KafkaSink:
                 await share.session.drained.wait()
             self._leave(share)
         self._facts = self._producer = self._cluster = None
-        retired, self._retired = self._retired, set()
-        for session in retired:
-            await in_a_thread(partial(session.join, _JOIN_TIMEOUT), "kafka-join")
+        closing = [session.closing for session in self._retired if session.closing is not None]
+        self._retired.clear()
+        if closing:
+            await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT)
 
     async def _deliver(
         self, batch: Sequence[Message], hold: FenceTicket, deadline: float, *, alone: bool = False
@@ -319,8 +319,10 @@ class KafkaSink:
         self._requested_at = asyncio.get_running_loop().time()
         if facts.max_message_bytes is not None:
             self._limit_at = self._requested_at
-        self._facts = facts.since(self._facts)
-        self._producer = self._brokers().producer(self._facts.max_message_bytes, self._delivery_timeout)
+        elif self._facts is not None:
+            facts = replace(self._facts, partitions=facts.partitions)  # the limits are unknown now: keep the last ones
+        self._facts = facts
+        self._producer = self._brokers().producer(facts.max_message_bytes, self._delivery_timeout)
 
     def _no_answer(self, share: ProducerShare | None) -> SinkUnavailable:
         return no_answer(self._bootstrap, self._delivery_timeout, None if share is None else share.session.client_error)

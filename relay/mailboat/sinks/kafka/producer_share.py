@@ -87,7 +87,7 @@ class PublishCall:
             self.share.session.report_failure()
         self.answered += 1
         if self.answered == self.expected:
-            self.share.session.report_answered(self)
+            asyncio.get_running_loop().call_soon(self.share.session.settle, self)
 
     def report_first(self, key: str, index: int, error: KafkaError | None, message: Any) -> None:
         """Record a delivery report of the first message of a key on a topic with cold partitions."""
