@@ -62,17 +62,13 @@ class LogSink:
         return None
 
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
-        return self._publish(batch, self._fence.call())
+        return self._publish(batch, FenceTicket(self._fence))
 
     async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         deadline = time.monotonic() + self._delivery_timeout
         with hold:
             written, error = await self._write_in_turn(batch, hold, deadline)
-            if error is None:
-                return ALL_DELIVERED
-            for message in batch[written:]:
-                hold.stop(message.key)
-            return dict.fromkeys(range(written, len(batch)), error)
+            return ALL_DELIVERED if error is None else hold.fail(batch, range(written, len(batch)), error)
 
     async def _write_in_turn(
         self, batch: Sequence[Message], hold: FenceTicket, deadline: float

@@ -93,7 +93,6 @@ def refused(report: Report) -> EventRefused:
 
 
 def unavailable(report: Report, bootstrap: str) -> SinkUnavailable:
-    """Return an error that states the cause and the remedy."""
     other = "{where} can't take events just now: {text} ({name})"
     message = next((message for codes, message in _UNAVAILABLE.items() if report.code in codes), other)
     where, topic = f"Kafka at {bootstrap}", f"topic {report.topic}" if report.topic else "the topic"
@@ -133,7 +132,6 @@ class EpochResults:
         self._bootstrap = bootstrap
         self._refused = Counter((report.topic, report.partition) for report in reports if report.code in REFUSING)
         self._identified = {(report.topic, report.partition) for report in reports if report.code == _DIFFERENT_RECORD}
-        self._together = RefusedTogether("the broker refused the Kafka batch that it was in")
         causes = [report for report in reports if report.code in _CONNECTION]
         self.common = next((report for report in (fatal, *causes) if report and report.code not in COLLATERAL), None)
         """Cause that affects all sinks alike."""
@@ -153,4 +151,4 @@ class EpochResults:
         # The broker refuses whole batches, and a batch has one partition: the only message of a batch is at fault.
         if self._refused[place] == 1 or place in self._identified:
             return refused(report)
-        return self._together
+        return RefusedTogether("the broker refused the Kafka batch that it was in")

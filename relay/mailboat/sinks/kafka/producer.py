@@ -188,10 +188,6 @@ class ProducerEpoch:
         # Dropping the last reference closes the connections and blocks until they are closed.
         self.closing = in_a_thread(last.clear, "kafka-end")
 
-    @property
-    def closed(self) -> bool:
-        return self.closing is not None and self.closing.done()
-
     # ---- polling ---------------------------------------------------------------------------------------------------
 
     def expect(self) -> None:
