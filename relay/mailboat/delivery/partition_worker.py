@@ -11,7 +11,7 @@ and nothing else happens to the partition meanwhile. So no lock is needed, and n
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -49,13 +49,10 @@ class QueuedChunk:
 
 @dataclass(slots=True)
 class InFlightBatch:
-    window: Window
     events: list[OutboxEvent]
     sequences: list[int]
-    asides: list[Park]
-    position: int
-    sequence: int
-    closes: bool
+    settlement: Settlement
+    """Progress to commit if all events were delivered."""
     refused: Attempt | None
     """Event that can't be sent at all. The batch ends there, and the event is settled before any later event."""
     answer: asyncio.Future[Failures] = field(init=False)
@@ -273,8 +270,16 @@ class PartitionWorker:
         else:
             position = events[end - 1].id
         self._note_room()
-        batch = InFlightBatch(chunk.window, sent, sequences, asides, position, self._sequence, closes, refused)
-        return batch, messages, unsent
+        settlement = Settlement(
+            self.lease,
+            chunk.window.window_snapshot,
+            position,
+            self._sequence,
+            closes,
+            park=tuple(asides),
+            ordered=self.stream.settings.ordered,
+        )
+        return InFlightBatch(sent, sequences, settlement, refused), messages, unsent
 
     def _encode(
         self, events: list[OutboxEvent], sequences: list[int]
@@ -300,7 +305,11 @@ class PartitionWorker:
     def _is_plain(self, batch: InFlightBatch) -> bool:
         """Return whether all events of a completed batch were delivered, and nobody waits for its commit."""
         return not (
-            batch.refused or batch.asides or self._watched_for > 0 or batch.answer.cancelled() or batch.answer.result()
+            batch.refused
+            or batch.settlement.park
+            or self._watched_for > 0
+            or batch.answer.cancelled()
+            or batch.answer.result()
         )
 
     async def _complete(self) -> None:
@@ -309,7 +318,7 @@ class PartitionWorker:
         if await batch.answer or batch.refused:
             self.stream.on_checkpoint(Checkpoint.ANSWERED)
             await self._resolve_failures()
-        elif batch.asides or watched:
+        elif batch.settlement.park or watched:
             await self._session.committer.commit(self._delivered())
         else:
             self._session.committer.settle(self._delivered())
@@ -324,16 +333,8 @@ class PartitionWorker:
             self._count_delivered(events)
             self.counters.delivered_at = stream.clock()
             stream.meters.delivered(batch.events[0].created_at, 1, events)
-        self.parked.count += len(batch.asides)
-        return Settlement(
-            self.lease,
-            batch.window.window_snapshot,
-            batch.position,
-            batch.sequence,
-            batch.closes,
-            park=tuple(batch.asides),
-            ordered=stream.settings.ordered,
-        )
+        self.parked.count += len(batch.settlement.park)
+        return batch.settlement
 
     def _count_delivered(self, events: int) -> None:
         self.counters.delivered += events
@@ -355,32 +356,20 @@ class PartitionWorker:
             sent = [Attempt(event, sequence) for event, sequence in zip(batch.events, batch.sequences, strict=True)]
             result = evaluate(sent, await batch.answer)
             unavailable, one_by_one = unavailable or result.unavailable, one_by_one or result.one_by_one
-            aside = (Attempt(park.event, park.sequence, Outcome.ASIDE) for park in batch.asides)
+            aside = (Attempt(park.event, park.sequence, Outcome.ASIDE) for park in batch.settlement.park)
             items += sorted(chain(sent, aside, [batch.refused] if batch.refused else []), key=lambda i: i.sequence)
         set_aside(items, self.parked.keys, ordered=self.stream.settings.ordered)
         await self._retry_loop.deliver(
             items, self.parked.keys, unavailable=unavailable, one_by_one=one_by_one, wait_for_sink=True
         )
-        all_settled = settled_prefix(items) == len(items)
-        done = items if all_settled else items[: settled_prefix(items)]
+        done = items[: settled_prefix(items)]
         self._batches.clear()
         self._count_delivered(sum(item.outcome is Outcome.DELIVERED for item in done))
         if done:
             self._note_success(len(done))
-            window, last = batches[0].window, batches[-1]
             park, dead = await self.parked.dispose(done)
-            position, sequence = (
-                (last.position, last.sequence) if all_settled else (done[-1].event.id, done[-1].sequence)
-            )
-            await self._session.committer.commit(
-                Settlement(
-                    self.lease,
-                    window.window_snapshot,
-                    position,
-                    sequence,
-                    all_settled and last.closes,
-                    park=tuple(park),
-                    dead=tuple(dead),
-                    ordered=self.stream.settings.ordered,
-                )
-            )
+            settlement = replace(batches[-1].settlement, park=tuple(park), dead=tuple(dead))
+            if len(done) < len(items):
+                last = done[-1]
+                settlement = replace(settlement, position=last.event.id, sequence=last.sequence, closes=False)
+            await self._session.committer.commit(settlement)

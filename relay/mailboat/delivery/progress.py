@@ -39,7 +39,6 @@ class _Entry:
     cautious: bool = False
     """A relay died before the window was opened, so the next window is measured before it is read."""
     measuring: bool = False
-    """The cursor's next window is being measured."""
     opened_after: int = 0
     """Number of wake-ups before the tick that opened the window."""
     windows: int = 0
@@ -67,7 +66,6 @@ class ProgressCommitter:
         self._poll_interval = PollInterval(wake)
         self._wakeup_requested = False
         self._wakeups = 0
-        """Number of wake-ups so far."""
         self._wakeups_before_tick = 0
         self._cursors: dict[CursorKey, _Entry] = {}
         self._pending: dict[CursorKey, Settlement] = {}
@@ -91,7 +89,6 @@ class ProgressCommitter:
         self.wake()
 
     def remove(self, key: CursorKey) -> None:
-        """Remove a cursor that this relay no longer owns."""
         self._cursors.pop(key, None)
         self._pending.pop(key, None)
         self._in_flight.discard(key)
@@ -194,7 +191,6 @@ class ProgressCommitter:
             self.active_at = self._clock()
 
     def _due(self, began: float) -> float:
-        """Return the time of the next tick under the current state."""
         if self._in_flight:
             began += IN_FLIGHT_DELAY
         if self._urgent:
@@ -210,21 +206,13 @@ class ProgressCommitter:
         waiting, self._waiters = self._waiters, []
         measured = self._take_measured()
         self._urgent = False
-        try:
-            self._on_checkpoint(Checkpoint.SETTLING)
-            began, self._wakeups_before_tick = self._clock(), self._wakeups
-            groups = self._groups_to_poll(settlements)
-            result = await self._store.tick(settlements, groups, measured)
-            self._last_tick = self._clock() - began
-            self._on_checkpoint(Checkpoint.SETTLED)
-        except BaseException as error:
-            for future in waiting:
-                if isinstance(error, asyncio.CancelledError):
-                    future.cancel()
-                elif not future.done():
-                    future.set_exception(error)
-                    future.exception()  # marks it as retrieved: the future may have no waiter, and the tick raises it
-            raise
+        self._on_checkpoint(Checkpoint.SETTLING)
+        began, self._wakeups_before_tick = self._clock(), self._wakeups
+        groups = self._groups_to_poll(settlements)
+        # If it raises, the session ends and cancels the tasks that wait for a commit.
+        result = await self._store.tick(settlements, groups, measured)
+        self._last_tick = self._clock() - began
+        self._on_checkpoint(Checkpoint.SETTLED)
         for each in measured:
             self._note_measuring(each.members, False)
         self._record(settlements, result)

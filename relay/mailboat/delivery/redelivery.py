@@ -151,7 +151,6 @@ class RetryLoop:
         failures = 0
         while pending := [item for item in items if item.outcome is Outcome.PENDING]:
             if unavailable is not None:
-                self._counters.unavailable = str(unavailable)
                 self._counters.note_error(str(unavailable), self._stream.clock())
                 self._stream.health.unavailable(str(unavailable), self._stream.clock(), self._series.partition)
                 await self.note_in_flight(False)
@@ -164,7 +163,9 @@ class RetryLoop:
             await self._unpaused.wait()
             if self.stopping:
                 return unavailable
-            batch = self._batch(pending, one_by_one)
+            events = [item.event for item in pending]
+            chosen = choose(events, 0, self._stream.limits(one_by_one=one_by_one), (), total_bytes(events))
+            batch = [pending[index] for index in chosen.sent]
             messages, exhausted = self._encode(batch)
             if any(item.outcome is Outcome.REFUSED for item in batch):
                 # Before sending: no later event of the key may pass.
@@ -182,18 +183,13 @@ class RetryLoop:
             set_aside(items, parked, ordered=self._stream.settings.ordered)
             unavailable = result.unavailable
             if unavailable is None:
-                failures, self._counters.unavailable = 0, None
+                failures = 0
                 self._stream.health.reachable(self._stream.clock(), self._series.partition)
             self._note_deliveries(batch)
             found = any(item.outcome is Outcome.REFUSED for item in batch)
             one_by_one = result.one_by_one or (one_by_one and not found)
         self._note_refusals(items)
         return None
-
-    def _batch(self, pending: Sequence[Attempt], one_by_one: bool) -> list[Attempt]:
-        events = [item.event for item in pending]
-        chosen = choose(events, 0, self._stream.limits(one_by_one=one_by_one), (), total_bytes(events))
-        return [pending[index] for index in chosen.sent]
 
     def _encode(self, batch: Sequence[Attempt]) -> tuple[list[Message], SinkUnavailable | None]:
         """Encode the items and mark refused ones. If memory runs out, return the messages so far and the reason."""
@@ -241,11 +237,10 @@ class RetryLoop:
             return
 
     def _note_deliveries(self, batch: Sequence[Attempt]) -> None:
-        delivered = [item for item in batch if item.outcome is Outcome.DELIVERED]
-        if delivered:
-            self._counters.delivered_at = self._stream.clock()
-        for item in delivered:
-            self._stream.meters.delivered(item.event.created_at, item.attempts + 1, 1)
+        for item in batch:
+            if item.outcome is Outcome.DELIVERED:
+                self._counters.delivered_at = self._stream.clock()
+                self._stream.meters.delivered(item.event.created_at, item.attempts + 1, 1)
 
     def _note_refusals(self, items: Sequence[Attempt]) -> None:
         for item in items:

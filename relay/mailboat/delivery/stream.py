@@ -96,13 +96,16 @@ class SinkHealth:
     partition of this relay can again, so that one broker that is away does not fill the log with changes."""
 
     subscription: str
-    _unavailable: set[int] = field(default_factory=set)
-    """Partitions that can't deliver. -1 stands for the sink that is not open yet."""
+    _unavailable: dict[int, str] = field(default_factory=dict)
+    """Reason by partition that can't deliver. -1 stands for the sink that is not open yet."""
     _since: float = 0.0
     _logged_at: float = 0.0
 
+    @property
+    def reason(self) -> str | None:
+        return self._unavailable[min(self._unavailable)] if self._unavailable else None
+
     def unavailable(self, reason: str, now: float, partition: int = -1) -> None:
-        """Note that a partition can't deliver."""
         if not self._unavailable:
             self._since = self._logged_at = now
             log.warning("Sink unavailable: %s", reason, extra={"subscription": self.subscription})
@@ -110,20 +113,17 @@ class SinkHealth:
             self._logged_at = now
             about = {"subscription": self.subscription, "seconds": round(now - self._since)}
             log.warning("Sink still unavailable: %s", reason, extra=about)
-        self._unavailable.add(partition)
+        self._unavailable[partition] = reason
 
     def reachable(self, now: float, partition: int = -1) -> None:
         """Note that a partition delivers, or that the sink is open."""
-        if not self._unavailable:
-            return
-        self._unavailable.discard(partition)
-        if not self._unavailable:
+        if self._unavailable.pop(partition, None) is not None and not self._unavailable:
             about = {"subscription": self.subscription, "seconds": round(now - self._since, 1)}
             log.info("Sink reachable again", extra=about)
 
     def released(self, partition: int) -> None:
         """Forget a partition that this relay does not own any more. Whether its outage has ended is unknown here."""
-        self._unavailable.discard(partition)
+        self._unavailable.pop(partition, None)
 
 
 @dataclass(slots=True)
@@ -137,8 +137,6 @@ class Stream:
     dead_topic: DeadTopic = field(default_factory=DeadTopic)
     ready: bool = False
     """Whether the sink is open. Nothing is published before."""
-    problem: str | None = None
-    """Reason why the sink is not open."""
     fault: str | None = None
     """Last contract violation of the sink; None once a call succeeds."""
     dead_letter_topic: str | None = None

@@ -167,11 +167,11 @@ async def open_sink(stream: Stream) -> None:
     while not stream.ready:
         try:
             await stream.sink.open()
-            stream.ready, stream.problem = True, None
+            stream.ready = True
             stream.health.reachable(stream.clock())
         except Exception as error:  # an unexpected error of a sink must not end the other subscriptions
-            stream.problem, failures = str(as_unavailable(stream, error)), failures + 1
-            stream.health.unavailable(stream.problem, stream.clock())
+            stream.health.unavailable(str(as_unavailable(stream, error)), stream.clock())
+            failures += 1
             await asyncio.sleep(OUTAGE_BACKOFF.delay(failures, stream.random))
 
 
