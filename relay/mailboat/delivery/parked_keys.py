@@ -12,6 +12,7 @@ has passed.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Final
 
 from mailboat.cloudevents import DeadLetterNotice, dead_letter_message
@@ -180,7 +181,7 @@ class ParkedKeys:
             return True
         try:
             message = dead_letter_message(
-                stream.encoder, notice, topic=topic, subscription=stream.name, failed_at=stream.now()
+                stream.encoder, notice, topic=topic, subscription=stream.name, failed_at=datetime.now(UTC)
             )
             refused = stream.sink.refusal(message)
         except Exception as error:  # otherwise the event could never be dead-lettered, and every relay would crash

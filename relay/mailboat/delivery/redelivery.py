@@ -7,6 +7,7 @@ setting aside. An outage costs no event an attempt (G4).
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
@@ -230,11 +231,9 @@ class RetryLoop:
         return True
 
     async def _pause(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._interrupted.wait()
-        except TimeoutError:
-            return
 
     def _note_deliveries(self, batch: Sequence[Attempt]) -> None:
         for item in batch:

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import Enum
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
@@ -144,7 +143,6 @@ class Stream:
     pulled: bool = False
     """The partitions belong to pull consumers; relays only report the lag."""
     clock: Clock = time.monotonic
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
     random: Random = field(default_factory=Random)
     on_checkpoint: CheckpointHook = ignore_checkpoint
     meters: DeliveryHistograms = field(default_factory=DeliveryHistograms)

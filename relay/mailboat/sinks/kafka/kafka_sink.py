@@ -144,8 +144,6 @@ class KafkaSink:
         return self._topic_sinks[topic]
 
     async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
-        if not batch:
-            return ALL_DELIVERED
         deadline = asyncio.get_running_loop().time() + self.delivery_timeout
         with hold:
             failures = await self._deliver(batch, hold, deadline)
