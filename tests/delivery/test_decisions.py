@@ -13,7 +13,7 @@ from mailboat.delivery.backoff import Backoff
 from mailboat.delivery.poll_interval import LINGER, PollInterval, WakeSettings
 from mailboat.delivery.progress import merged
 from mailboat.delivery.rebalance import decide, orphans, targets
-from mailboat.delivery.redelivery import Attempt, Outcome, evaluate, set_aside, settled_prefix
+from mailboat.delivery.redelivery import Attempt, Outcome, evaluate, set_aside
 from mailboat.delivery.stream import StreamSettings
 from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
 from mailboat.model import OutboxEvent
@@ -292,14 +292,6 @@ def test_a_sink_without_a_result_for_a_message_counts_as_unavailable() -> None:
     (item,) = items = [Attempt(event(1), 1)]
     assert evaluate(items, {0: Undecided("?")}).unavailable is not None
     assert item.outcome is Outcome.PENDING
-
-
-@given(st.lists(st.sampled_from(list(Outcome)), max_size=10))
-def test_progress_reaches_up_to_the_first_that_is_pending(outcomes: list[Outcome]) -> None:
-    items = [Attempt(event(n), n, outcome) for n, outcome in enumerate(outcomes)]
-    prefix = settled_prefix(items)
-    assert all(outcome is not Outcome.PENDING for outcome in outcomes[:prefix])
-    assert prefix == len(outcomes) or outcomes[prefix] is Outcome.PENDING
 
 
 # -- merging ---------------------------------------------------------------------------------------------------------

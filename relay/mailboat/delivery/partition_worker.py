@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 from mailboat.delivery.batching import choose, total_bytes
 from mailboat.delivery.counters import WorkerCounters
 from mailboat.delivery.parked_keys import RELAY_DIED, ParkedKeys
 from mailboat.delivery.publish import cant_encode, resolved, start_publish
-from mailboat.delivery.redelivery import Attempt, Outcome, RetryLoop, evaluate, set_aside, settled_prefix
+from mailboat.delivery.redelivery import Attempt, Outcome, RetryLoop, evaluate, set_aside
 from mailboat.delivery.stream import Checkpoint, DeliverySession, Stream
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message, OutboxEvent
@@ -362,7 +362,7 @@ class PartitionWorker:
         await self._retry_loop.deliver(
             items, self.parked.keys, unavailable=unavailable, one_by_one=one_by_one, wait_for_sink=True
         )
-        done = items[: settled_prefix(items)]
+        done = list(takewhile(lambda item: item.outcome is not Outcome.PENDING, items))
         self._batches.clear()
         self._count_delivered(sum(item.outcome is Outcome.DELIVERED for item in done))
         if done:

@@ -94,19 +94,15 @@ class ProgressCommitter:
 
     def pause(self, key: CursorKey, paused: bool) -> None:
         """Stop or resume opening windows for a cursor."""
-        entry = self._cursors.get(key)
-        if entry is not None and entry.paused != paused:
-            entry.paused = paused
-            self.wake()
+        self._cursors[key].paused = paused
+        self.wake()
 
     def at_head(self, key: CursorKey) -> bool:
         """Return whether all events found by the last poll are settled."""
-        entry = self._cursors.get(key)
-        return entry is not None and entry.polls
+        return self._cursors[key].polls
 
     def windows(self, key: CursorKey) -> int:
-        entry = self._cursors.get(key)
-        return entry.windows if entry is not None else 0
+        return self._cursors[key].windows
 
     def settle(self, settlement: Settlement) -> None:
         """Queue progress for the next tick."""

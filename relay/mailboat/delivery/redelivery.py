@@ -94,11 +94,6 @@ def set_aside(items: Iterable[Attempt], parked: Collection[str], *, ordered: boo
             item.outcome = Outcome.ASIDE
 
 
-def settled_prefix(items: Sequence[Attempt]) -> int:
-    """Return the number of leading items that have an outcome. Progress may be committed up to there."""
-    return next((index for index, item in enumerate(items) if item.outcome is Outcome.PENDING), len(items))
-
-
 class RetryLoop:
     """Sender for the failed and parked events of one partition."""
 

@@ -63,7 +63,7 @@ class Cluster:
         self._requested: dict[str, float] = {}
         """Topics of the next metadata request, each with its timeout in seconds."""
         self._answers: dict[str, asyncio.Future[TopicFacts]] = {}
-        self._requesting = False
+        """Answers to the current and to the next request. If there is none, no request runs."""
 
     def producer(self, max_message_bytes: int | None, delivery_timeout: float) -> SharedProducer:
         """Return the producer for topics with this maximum message size and sinks with this delivery timeout."""
@@ -76,14 +76,12 @@ class Cluster:
     def describe(self, topic: str, timeout: float) -> asyncio.Future[TopicFacts]:
         """Request the metadata of a topic. Concurrent requests use one client and one future, which a caller must not
         cancel. It raises ``SinkUnavailable`` and the errors of ``describe_topics``."""
-        answer = self._answers.get(topic)
-        if answer is None:
-            answer = self._answers[topic] = asyncio.get_running_loop().create_future()
-            self._requested[topic] = timeout
-            if not self._requesting:
-                self._requesting = True
+        if topic not in self._answers:
+            if not self._answers:
                 asyncio.get_running_loop().call_soon(self._request)
-        return answer
+            self._requested[topic] = timeout
+            self._answers[topic] = asyncio.get_running_loop().create_future()
+        return self._answers[topic]
 
     def _request(self) -> None:
         topics, self._requested = self._requested, {}
@@ -101,8 +99,7 @@ class Cluster:
             else:
                 answer.set_exception(result)
                 answer.exception()  # marks it as retrieved: the waiting caller may have been cancelled
-        self._requesting = bool(self._requested)
-        if self._requesting:
+        if self._requested:
             self._request()
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import grpc
 
-from mailboat.errors import ConfigError, DeliveryError, EventRefused, SinkUnavailable, Undecided
+from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message
 from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
@@ -62,14 +62,8 @@ class PubSubSink:
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> Self:
         """Build the sink from ``mailboat_spec.PubSubSink``. Without an endpoint, PUBSUB_EMULATOR_HOST applies."""
-        reference, key_file = config.credentials_secret_ref, None
-        if reference is not None:
-            key_file = context.secrets.get(reference.key)
-            if key_file is None:
-                raise ConfigError(
-                    f"{context.subscription}: Secret {reference.name} has no key {reference.key}, which "
-                    "spec.sink.pubsub.credentialsSecretRef names"
-                )
+        reference = config.credentials_secret_ref
+        key_file = None if reference is None else context.secrets[reference.key]
         emulator = os.environ.get("PUBSUB_EMULATOR_HOST")
         destination = PubSubEndpoint.choose(config.endpoint, emulator, key_file, context.subscription)
         return cls(config.project, config.topic, destination, delivery_timeout=context.delivery_timeout)
