@@ -47,6 +47,7 @@ class ParkedKeys:
         self.count = 0
         self._lease = lease
         self._stream = stream
+        self._ordered = stream.settings.ordered
         self._store = store
         self._committer = committer
         self._retry_loop = retry_loop
@@ -77,24 +78,19 @@ class ParkedKeys:
     async def load(self) -> None:
         """Load the keys parked by previous owners and rearrange them: the previous ordering setting may differ."""
         if keys := await self._count():
-            ordered = self._stream.settings.ordered
-            await self._committer.commit(Settlement(self._lease, None, ordered=ordered, arrange=frozenset(keys)))
+            await self._committer.commit(Settlement(self._lease, None, ordered=self._ordered, arrange=frozenset(keys)))
         if self.count:
-            self.check_soon()
+            self.wake_in(0.0)
 
     async def _count(self) -> set[str]:
         """Reload keys and count from the store, since people also replay and drop parked events."""
         keys, self.count = await self._store.parked_keys(self._lease)
-        self.keys = set(keys) if self._stream.settings.ordered else set()
+        self.keys = set(keys) if self._ordered else set()
         self._counted_at = self._stream.clock()
         if self.full and not self._logged_full:
             log.warning("%s", self.problem, extra={"subscription": self._stream.name})
         self._logged_full = self.full
         return keys
-
-    def check_soon(self) -> None:
-        """Check for due events at the next opportunity."""
-        self._due_at = self._stream.clock()
 
     def due(self) -> bool:
         return self.seconds_until_due() == 0.0
@@ -134,9 +130,9 @@ class ParkedKeys:
                 parks.append(Park(item.event, item.sequence, retry_in=retry_in))
             else:
                 continue
-            if key is not None and self._stream.settings.ordered:
+            if key is not None and self._ordered:
                 self.keys.add(key)
-            self._wake_in(parks[-1].retry_in)
+            self.wake_in(parks[-1].retry_in)
         self.count += len(parks)
         return parks, dead
 
@@ -221,7 +217,8 @@ class ParkedKeys:
         dead_topic.failures += 1
         dead_topic.not_before = stream.clock() + DEAD_TOPIC_BACKOFF.delay(dead_topic.failures, stream.random)
 
-    def _wake_in(self, seconds: float | None) -> None:
+    def wake_in(self, seconds: float | None) -> None:
+        """Check for due events after this time at the latest; None: no event becomes due."""
         if seconds is not None:
             at = self._stream.clock() + seconds
             self._due_at = at if self._due_at is None else min(self._due_at, at)
@@ -233,13 +230,12 @@ class ParkedKeys:
         settings = self._stream.settings
         heads, next_in = await self._store.due(self._lease, RETRIES_AT_ONCE, settings.batch_bytes)
         self._due_at = None
-        self._wake_in(next_in if not heads else 0.0)
+        self.wake_in(next_in if not heads else 0.0)
         if not heads:
             if self.full:
                 await self._count()
             return
-        ordered = settings.ordered
-        self.keys.update(head.event.key for head in heads if head.event.key is not None and ordered)
+        self.keys.update(head.event.key for head in heads if head.event.key is not None and self._ordered)
         limit = settings.max_attempts
         retryable = [head for head in heads if not head.pending_dead_letter and self._used(head) < limit]
         exhausted = [head for head in heads if head not in retryable]
@@ -255,7 +251,7 @@ class ParkedKeys:
         self._failures = 0 if unavailable is None else self._failures + 1
         self._not_before = self._stream.clock() + OUTAGE_BACKOFF.delay(self._failures, self._stream.random)
         unparked = await self._settle_parked(items, exhausted)
-        for key in sorted({item.event.key for item in unparked if item.event.key is not None and ordered}):
+        for key in sorted({item.event.key for item in unparked if item.event.key is not None and self._ordered}):
             await self._drain(key)
         await self._count()
 
@@ -274,8 +270,7 @@ class ParkedKeys:
             if head.suspect and head.ordinal not in self._prepaid
         )
         if counted:
-            ordered = self._stream.settings.ordered
-            await self._committer.commit(Settlement(self._lease, None, ordered=ordered, park=counted))
+            await self._committer.commit(Settlement(self._lease, None, ordered=self._ordered, park=counted))
 
     def _used(self, head: Parked) -> int:
         """Return the attempts used. An outage costs none, even for a crash suspect whose attempt is already counted."""
@@ -312,12 +307,11 @@ class ParkedKeys:
         parks = tuple(decision for _, decision in decisions if isinstance(decision, Park))
         dead = tuple(decision for _, decision in decisions if isinstance(decision, Dead))
         if unpark or parks or dead:
-            ordered = self._stream.settings.ordered
             await self._committer.commit(
-                Settlement(self._lease, None, ordered=ordered, unpark=unpark, park=parks, dead=dead)
+                Settlement(self._lease, None, ordered=self._ordered, unpark=unpark, park=parks, dead=dead)
             )
         for park in parks:
-            self._wake_in(park.retry_in)
+            self.wake_in(park.retry_in)
         self.count -= len(unparked)
         return unparked
 

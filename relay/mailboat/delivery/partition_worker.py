@@ -126,7 +126,7 @@ class PartitionWorker:
             self.room.clear()
 
     def check_parked(self) -> None:
-        self.parked.check_soon()
+        self.parked.wake_in(0.0)
         self._work.set()
 
     def wake(self) -> None:
@@ -354,8 +354,8 @@ class PartitionWorker:
         one_by_one = False
         for batch in batches:
             sent = [Attempt(event, sequence) for event, sequence in zip(batch.events, batch.sequences, strict=True)]
-            result = evaluate(sent, await batch.answer)
-            unavailable, one_by_one = unavailable or result.unavailable, one_by_one or result.one_by_one
+            reason, undecided = evaluate(sent, await batch.answer)
+            unavailable, one_by_one = unavailable or reason, one_by_one or undecided
             aside = (Attempt(park.event, park.sequence, Outcome.ASIDE) for park in batch.settlement.park)
             items += sorted(chain(sent, aside, [batch.refused] if batch.refused else []), key=lambda i: i.sequence)
         set_aside(items, self.parked.keys, ordered=self.stream.settings.ordered)

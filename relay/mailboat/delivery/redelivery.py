@@ -47,18 +47,9 @@ class Attempt:
         return None if self.parked is None else self.parked.ordinal
 
 
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """Instruction for the items that are still pending."""
-
-    unavailable: SinkUnavailable | None
-    """Set if the sink is unavailable: wait, then send all pending items again."""
-    one_by_one: bool
-    """Some item was refused and the sink can't identify it: send single items, which get a definite result."""
-
-
-def evaluate(items: Sequence[Attempt], failures: Mapping[int, DeliveryError]) -> RoundResult:
-    """Set the outcome of every item of one batch from the sink's results."""
+def evaluate(items: Sequence[Attempt], failures: Mapping[int, DeliveryError]) -> tuple[SinkUnavailable | None, bool]:
+    """Set the outcome of every item of one batch from the sink's results. Return the reason if the sink is unavailable,
+    and whether to send single items, which get a definite result: one was refused and the sink can't identify it."""
     unavailable: SinkUnavailable | None = None
     refused = False
     for index, item in enumerate(items):
@@ -74,7 +65,7 @@ def evaluate(items: Sequence[Attempt], failures: Mapping[int, DeliveryError]) ->
                 # A sink must return a definite result for a batch of one. If it does not, back off: no tight loop.
                 unavailable = SinkUnavailable(f"the sink gave no definite answer: {unclear}")
     undecided = any(item.outcome is Outcome.PENDING for item in items)
-    return RoundResult(unavailable, one_by_one=undecided and unavailable is None and not refused)
+    return unavailable, undecided and unavailable is None and not refused
 
 
 def set_aside(items: Iterable[Attempt], parked: Collection[str], *, ordered: bool = True) -> None:
@@ -174,16 +165,15 @@ class RetryLoop:
             if not await self.lease_holds():
                 return unavailable
             await self.note_in_flight(True)
-            result = evaluate(batch, await start_publish(self._stream, messages))
+            unavailable, undecided = evaluate(batch, await start_publish(self._stream, messages))
             self._stream.on_checkpoint(Checkpoint.ANSWERED)
             set_aside(items, parked, ordered=self._stream.settings.ordered)
-            unavailable = result.unavailable
             if unavailable is None:
                 failures = 0
                 self._stream.health.reachable(self._stream.clock(), self._series.partition)
             self._note_deliveries(batch)
             found = any(item.outcome is Outcome.REFUSED for item in batch)
-            one_by_one = result.one_by_one or (one_by_one and not found)
+            one_by_one = undecided or (one_by_one and not found)
         self._note_refusals(items)
         return None
 

@@ -115,7 +115,6 @@ class SinkHealth:
         self._unavailable[partition] = reason
 
     def reachable(self, now: float, partition: int = -1) -> None:
-        """Note that a partition delivers, or that the sink is open."""
         if self._unavailable.pop(partition, None) is not None and not self._unavailable:
             about = {"subscription": self.subscription, "seconds": round(now - self._since, 1)}
             log.info("Sink reachable again", extra=about)

@@ -30,9 +30,6 @@ class WindowFeeder:
     def __post_init__(self) -> None:
         self._after = min((worker.read_upto for worker in self.members.values()), default=0)
 
-    def leave(self, key: CursorKey) -> None:
-        self.members.pop(key, None)
-
     async def run(self) -> None:
         """Read to the end of the window, or until no member is left."""
         while self.members:

@@ -338,7 +338,7 @@ class RelaySession(DeliverySession):
         self.owned.pop(key, None)
         self.committer.remove(key)
         for reader in self._readers:
-            reader.leave(key)
+            reader.members.pop(key, None)
 
     # -- windows -----------------------------------------------------------------------------------------------------
 

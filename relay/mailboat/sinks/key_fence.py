@@ -7,8 +7,6 @@ A call stops a key if one of its messages of that key failed or was ``Undecided`
 blocked for every other call that was created before then. Later calls and other keys are not affected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Self
 from weakref import WeakSet

@@ -1,11 +1,9 @@
 """Mapping of librdkafka errors: message refused or destination unavailable, with the remedy for the operator."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from confluent_kafka import KafkaError
 
@@ -75,7 +73,7 @@ class Report:
     partition: int
 
     @classmethod
-    def of(cls, error: KafkaError, topic: str, partition: int) -> Report:
+    def of(cls, error: KafkaError, topic: str, partition: int) -> Self:
         code, text = error.code(), error.str()
         if code == KafkaError._TRANSPORT and "SSL routines" in text:
             code = KafkaError._SSL  # librdkafka reports OpenSSL errors under either code

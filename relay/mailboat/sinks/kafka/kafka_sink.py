@@ -5,8 +5,6 @@ After a failure that it caused, a sink uses separate sessions for a while, so th
 topic (dead letters) use a nested sink: a missing topic must not end the session of all other messages.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -56,7 +54,7 @@ class KafkaSink:
     opens_by_itself: bool = False
 
     def __post_init__(self) -> None:
-        self._topic_sinks: dict[str, KafkaSink] = {}
+        self._topic_sinks: dict[str, Self] = {}
         """Sinks for other topics, created and opened with their first message."""
         self._bootstrap: str = self.client["bootstrap.servers"]
         self._facts: TopicFacts | None = None
@@ -138,7 +136,7 @@ class KafkaSink:
     async def check_topic(self, topic: str) -> None:
         await self._for(topic)._describe()
 
-    def _for(self, topic: str) -> KafkaSink:
+    def _for(self, topic: str) -> Self:
         if topic not in self._topic_sinks:
             self._topic_sinks[topic] = replace(self, topic=topic, opens_by_itself=True)
         return self._topic_sinks[topic]

@@ -214,11 +214,6 @@ class ProducerEpoch:
     def _on_error(self, error: KafkaError) -> None:
         self.client_error = more_specific(self.client_error, Report.of(error, "", -1))
 
-    def report_failure(self) -> None:
-        if not self.failed:
-            self.failed = True
-            self._loop.call_soon(self.stop)
-
     def notify(self) -> None:
         self._changed.set()
 

@@ -84,7 +84,10 @@ class PublishCall:
         """Record a delivery report. librdkafka calls this inside ``poll``, once per message."""
         if error is not None:
             self.errors[index] = Report.of(error, message.topic(), message.partition())
-            self.share.session.report_failure()
+            session = self.share.session
+            if not session.failed:
+                session.failed = True
+                asyncio.get_running_loop().call_soon(session.stop)
         self.answered += 1
         if self.answered == self.expected:
             asyncio.get_running_loop().call_soon(self.share.session.settle, self)
