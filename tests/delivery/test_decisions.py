@@ -13,7 +13,7 @@ from mailboat.delivery.backoff import Backoff
 from mailboat.delivery.poll_interval import LINGER, PollInterval, WakeSettings
 from mailboat.delivery.progress import merged
 from mailboat.delivery.rebalance import decide, orphans, targets
-from mailboat.delivery.redelivery import Attempt, Outcome, evaluate, set_aside, settled_prefix
+from mailboat.delivery.redelivery import Attempt, Outcome, evaluate, set_aside
 from mailboat.delivery.stream import StreamSettings
 from mailboat.errors import DatabaseUnavailable, DeliveryError, EventRefused, LeaseLost, SinkUnavailable, Undecided
 from mailboat.model import OutboxEvent
@@ -256,7 +256,9 @@ _ERRORS: dict[str, DeliveryError] = {
 @given(st.lists(st.tuples(st.sampled_from([None, "a", "b"]), ANSWERS), min_size=1, max_size=12), st.booleans())
 def test_no_event_of_a_key_passes_a_refused_one(sent: list[tuple[str | None, str]], ordered: bool) -> None:
     items = [Attempt(event(n, key), n) for n, (key, _) in enumerate(sent, 1)]
-    round = evaluate(items, {n: _ERRORS[answer] for n, (_, answer) in enumerate(sent) if answer != "delivered"})
+    unavailable, one_by_one = evaluate(
+        items, {n: _ERRORS[answer] for n, (_, answer) in enumerate(sent) if answer != "delivered"}
+    )
     set_aside(items, (), ordered=ordered)
     before = [item.outcome for item in items]
     set_aside(items, (), ordered=ordered)
@@ -274,10 +276,10 @@ def test_no_event_of_a_key_passes_a_refused_one(sent: list[tuple[str | None, str
         elif answer in ("away", "undecided"):
             assert item.outcome is Outcome.PENDING
     if "away" in [answer for _, answer in sent]:
-        assert round.unavailable is not None
-        assert not round.one_by_one
+        assert unavailable is not None
+        assert not one_by_one
     if any(item.outcome is Outcome.PENDING for item in items):
-        assert round.unavailable or round.one_by_one or "refused" in [answer for _, answer in sent]
+        assert unavailable or one_by_one or "refused" in [answer for _, answer in sent]
 
 
 def test_events_of_a_parked_key_are_set_aside_unless_unordered() -> None:
@@ -290,16 +292,8 @@ def test_events_of_a_parked_key_are_set_aside_unless_unordered() -> None:
 
 def test_a_sink_without_a_result_for_a_message_counts_as_unavailable() -> None:
     (item,) = items = [Attempt(event(1), 1)]
-    assert evaluate(items, {0: Undecided("?")}).unavailable is not None
+    assert evaluate(items, {0: Undecided("?")})[0] is not None
     assert item.outcome is Outcome.PENDING
-
-
-@given(st.lists(st.sampled_from(list(Outcome)), max_size=10))
-def test_progress_reaches_up_to_the_first_that_is_pending(outcomes: list[Outcome]) -> None:
-    items = [Attempt(event(n), n, outcome) for n, outcome in enumerate(outcomes)]
-    prefix = settled_prefix(items)
-    assert all(outcome is not Outcome.PENDING for outcome in outcomes[:prefix])
-    assert prefix == len(outcomes) or outcomes[prefix] is Outcome.PENDING
 
 
 # -- merging ---------------------------------------------------------------------------------------------------------

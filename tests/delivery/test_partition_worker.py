@@ -155,7 +155,7 @@ async def test_an_outage_costs_no_attempt_and_delivery_resumes() -> None:
     await asyncio.sleep(30)
     assert relay.session is not None
     (owned,) = relay.session.owned.values()
-    assert owned.worker.counters.unavailable == "no route to host"
+    assert owned.worker.stream.health.reason == "no route to host"
     assert not fleet.arrived()
     fleet.sink.come_back()
     await until(lambda: len(fleet.arrived()) == 9, "delivery", within=10)
@@ -163,7 +163,7 @@ async def test_an_outage_costs_no_attempt_and_delivery_resumes() -> None:
     assert fleet.arrived() == events
     assert {attempt_number(m) for m in fleet.sink.arrived} == {1}
     assert not fleet.outbox.dead
-    assert owned.worker.counters.unavailable is None
+    assert owned.worker.stream.health.reason is None
 
 
 async def paused_during_an_outage(fleet: Fleet) -> list[str]:

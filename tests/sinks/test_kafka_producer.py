@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.sinks.kafka.producer import ProducerEpoch
 from mailboat.sinks.kafka.producer_share import ProducerShare, PublishCall
-from mailboat.sinks.key_fence import KeyFence
+from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from support.sink_backends import message
 from support.wait import await_until
 
@@ -71,7 +71,7 @@ async def session(monkeypatch: pytest.MonkeyPatch) -> ProducerEpoch:
 
 
 def begun(share: ProducerShare, *numbers: int) -> PublishCall:
-    hold = KeyFence().call()
+    hold = FenceTicket(KeyFence())
     hold.begin()
     return share.begin([message(number, f"key-{number}") for number in numbers], hold)
 
@@ -101,7 +101,7 @@ async def test_waiting_for_an_idle_lane_ends_with_the_session(session: ProducerE
         await idle
     assert isinstance(refused.failures[0], EventRefused)
     assert isinstance(purged.failures[0], Undecided)
-    await await_until(lambda: session.closed, what="the end of the producer")
+    await await_until(lambda: session.closing and session.closing.done(), what="the end of the producer")
 
 
 @pytest.mark.parametrize(
@@ -201,4 +201,6 @@ async def test_withdrawing_a_call_without_messages_in_flight_does_not_end_the_se
     assert not session.stopped
     for share in (orders, bills):
         session.leave(share)
-    await await_until(lambda: session.closed, what="the end of the producer with its last share")
+    await await_until(
+        lambda: session.closing and session.closing.done(), what="the end of the producer with its last share"
+    )

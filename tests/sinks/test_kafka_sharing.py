@@ -42,7 +42,8 @@ async def test_a_producer_is_shared_by_sinks_with_the_same_settings_until_the_la
     assert await two.publish([message(1), dead]) == {}, "the producer ended with one of its sinks"
     assert session(two) is shared
     await two.close()
-    assert shared.closed
+    assert shared.closing is not None
+    assert shared.closing.done()
 
 
 async def fails(sink: KafkaSink, value: bytes, error: type[DeliveryError]) -> bool:
@@ -108,7 +109,7 @@ async def test_a_sink_that_failed_shares_the_producer_again_later(
     assert own is not session(other)
     sink._share_again()  # as the timer does after ten minutes
 
-    await await_until(lambda: own.closed, what="the end of the sink's own producer")
+    await await_until(lambda: own.closing and own.closing.done(), what="the end of the sink's own producer")
     await publish_until_delivered(sink, message(2))
 
     assert session(sink) is session(other)

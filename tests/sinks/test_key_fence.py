@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from mailboat.sinks.key_fence import KeyFence
+from mailboat.sinks.key_fence import FenceTicket, KeyFence
 
 
 def test_a_call_that_begins_while_a_key_is_blocked_is_blocked_and_later_ones_are_not() -> None:
     stops = KeyFence()
-    with stops.call() as first:
+    with FenceTicket(stops) as first:
         first.begin()
         first.stop("k")
-        with stops.call() as second:
+        with FenceTicket(stops) as second:
             second.begin()
             assert second.blocked == {"k"}
-    with stops.call() as third:
+    with FenceTicket(stops) as third:
         third.begin()
         assert third.blocked == set()
 
 
 def test_a_call_made_before_the_failed_one_returned_is_blocked_even_if_it_begins_later() -> None:
     stops = KeyFence()
-    first = stops.call()
+    first = FenceTicket(stops)
     with first:
         first.begin()
         first.stop("k")
-        waiting = stops.call()
+        waiting = FenceTicket(stops)
     with waiting:
         waiting.begin()
         assert waiting.blocked == {"k"}
@@ -32,21 +32,21 @@ def test_a_call_made_before_the_failed_one_returned_is_blocked_even_if_it_begins
 
 def test_a_blocked_call_blocks_later_ones() -> None:
     stops = KeyFence()
-    second = stops.call()
+    second = FenceTicket(stops)
     with second:
-        with stops.call() as first:
+        with FenceTicket(stops) as first:
             first.begin()
             first.stop("k")
         second.begin()
         second.stop("k")
-        with stops.call() as third:
+        with FenceTicket(stops) as third:
             third.begin()
             assert third.blocked == {"k"}
 
 
 def test_a_block_lasts_for_the_whole_call() -> None:
     stops = KeyFence()
-    first, second = stops.call(), stops.call()
+    first, second = FenceTicket(stops), FenceTicket(stops)
     with second:
         with first:
             first.begin()
@@ -57,7 +57,7 @@ def test_a_block_lasts_for_the_whole_call() -> None:
 
 def test_a_call_that_has_begun_is_not_blocked_by_others() -> None:
     stops = KeyFence()
-    with stops.call() as first, stops.call() as second:
+    with FenceTicket(stops) as first, FenceTicket(stops) as second:
         first.begin()
         second.stop("k")
         assert first.blocked == set()
@@ -66,28 +66,28 @@ def test_a_call_that_has_begun_is_not_blocked_by_others() -> None:
 
 def test_a_message_without_a_key_blocks_no_call() -> None:
     stops = KeyFence()
-    with stops.call() as first:
+    with FenceTicket(stops) as first:
         first.begin()
         first.stop(None)
-        with stops.call() as second:
+        with FenceTicket(stops) as second:
             second.begin()
             assert second.blocked == set()
 
 
 def test_a_failure_after_the_return_of_its_call_blocks_no_call() -> None:
     stops = KeyFence()
-    with stops.call() as cancelled:
+    with FenceTicket(stops) as cancelled:
         cancelled.begin()
     cancelled.stop("k")
-    with stops.call() as next_call:
+    with FenceTicket(stops) as next_call:
         next_call.begin()
         assert next_call.blocked == set()
 
 
 def test_a_call_that_was_never_awaited_is_released() -> None:
     stops = KeyFence()
-    stops.call()
-    with stops.call() as first:
+    FenceTicket(stops)
+    with FenceTicket(stops) as first:
         first.begin()
         first.stop("k")
-    assert len(stops._calls) == 0
+    assert len(stops) == 0

@@ -15,7 +15,6 @@ class Limits:
     bytes: int
     """Total size of the events. A single event may be larger."""
     one_per_key: bool
-    """At most one event of a key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Histograms and rates are counted per batch, not per event: a relay moves a hundr
 
 import math
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,25 +23,23 @@ class DeliveryRate:
     def __init__(self) -> None:
         self._began: int | None = None
         """Second of the first event."""
-        self._seconds: deque[tuple[int, int]] = deque()
-        """Recent seconds with events, each with its number of events."""
+        self._seconds: dict[int, int] = {}
+        """Number of events by second, of the recent seconds with events."""
 
     def add(self, now: float, events: int) -> None:
-        second, earlier = int(now), 0
+        second = int(now)
         if self._began is None:
             self._began = second
-        if self._seconds and self._seconds[-1][0] == second:
-            earlier = self._seconds.pop()[1]
-        self._seconds.append((second, earlier + events))
-        while self._seconds[0][0] < second - _RATE_OVER:
-            self._seconds.popleft()
+        if second not in self._seconds:
+            self._seconds = {past: count for past, count in self._seconds.items() if past >= second - _RATE_OVER}
+        self._seconds[second] = self._seconds.get(second, 0) + events
 
     def at(self, now: float) -> float:
         """Return the rate, which leaves out the current second."""
         end = int(now)
         if self._began is None or self._began == end:
             return 0.0
-        events = sum(events for second, events in self._seconds if end - _RATE_OVER <= second < end)
+        events = sum(events for second, events in self._seconds.items() if end - _RATE_OVER <= second < end)
         return events / min(_RATE_OVER, end - self._began)
 
 
@@ -72,7 +70,6 @@ class DeliveryHistograms:
     batch: Histogram = field(default_factory=lambda: Histogram((1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500)))
     """Messages per batch that was passed to the sink."""
     attempts: Histogram = field(default_factory=lambda: Histogram((1, 2, 3, 5, 10, 25)))
-    """Attempts that each delivered event took."""
     rate: DeliveryRate = field(default_factory=DeliveryRate)
 
     def delivered(self, oldest: str, attempts: int, events: int) -> None:
@@ -96,8 +93,6 @@ class WorkerCounters:
     """Time of the last error, by the stream's clock."""
     delivered_at: float = -math.inf
     """Last successful delivery, also of a parked event."""
-    unavailable: str | None = None
-    """Reason while the sink is unavailable."""
 
     def note_error(self, error: str, now: float) -> None:
         self.last_error, self.error_at = error, now

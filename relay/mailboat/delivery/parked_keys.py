@@ -12,13 +12,15 @@ has passed.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Final
 
 from mailboat.cloudevents import DeadLetterNotice, dead_letter_message
 from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, OUTAGE_BACKOFF
-from mailboat.delivery.publish import exhausted, is_exhaustion, log_origin, start_publish
+from mailboat.delivery.progress import ProgressCommitter
+from mailboat.delivery.publish import exhaustion, log_origin, start_publish
 from mailboat.delivery.redelivery import Attempt, Outcome, RetryLoop, set_aside
-from mailboat.delivery.stream import Checkpoint, DeliverySession, Stream
+from mailboat.delivery.stream import Checkpoint, Stream
 from mailboat.errors import DeliveryError, EventRefused
 from mailboat.store.outbox_store import Dead, LastFailure, Lease, OutboxStore, Park, Parked, Settlement
 
@@ -39,14 +41,15 @@ _TOPIC_FIELDS: Final = ("spec.sink.kafka.topic", "spec.sink.pubsub.project and t
 
 class ParkedKeys:
     def __init__(
-        self, lease: Lease, stream: Stream, store: OutboxStore, session: DeliverySession, retry_loop: RetryLoop
+        self, lease: Lease, stream: Stream, store: OutboxStore, committer: ProgressCommitter, retry_loop: RetryLoop
     ) -> None:
         self.keys: set[str] = set()
         self.count = 0
         self._lease = lease
         self._stream = stream
+        self._ordered = stream.settings.ordered
         self._store = store
-        self._session = session
+        self._committer = committer
         self._retry_loop = retry_loop
         self._due_at: float | None = None
         self._failures = 0
@@ -75,24 +78,19 @@ class ParkedKeys:
     async def load(self) -> None:
         """Load the keys parked by previous owners and rearrange them: the previous ordering setting may differ."""
         if keys := await self._count():
-            ordered = self._stream.settings.ordered
-            await self._session.commit(Settlement(self._lease, None, ordered=ordered, arrange=frozenset(keys)))
+            await self._committer.commit(Settlement(self._lease, None, ordered=self._ordered, arrange=frozenset(keys)))
         if self.count:
-            self.check_soon()
+            self.wake_in(0.0)
 
     async def _count(self) -> set[str]:
         """Reload keys and count from the store, since people also replay and drop parked events."""
         keys, self.count = await self._store.parked_keys(self._lease)
-        self.keys = set(keys) if self._stream.settings.ordered else set()
+        self.keys = set(keys) if self._ordered else set()
         self._counted_at = self._stream.clock()
         if self.full and not self._logged_full:
             log.warning("%s", self.problem, extra={"subscription": self._stream.name})
         self._logged_full = self.full
         return keys
-
-    def check_soon(self) -> None:
-        """Check for due events at the next opportunity."""
-        self._due_at = self._stream.clock()
 
     def due(self) -> bool:
         return self.seconds_until_due() == 0.0
@@ -132,9 +130,9 @@ class ParkedKeys:
                 parks.append(Park(item.event, item.sequence, retry_in=retry_in))
             else:
                 continue
-            if key is not None and self._stream.settings.ordered:
+            if key is not None and self._ordered:
                 self.keys.add(key)
-            self._wake_in(parks[-1].retry_in)
+            self.wake_in(parks[-1].retry_in)
         self.count += len(parks)
         return parks, dead
 
@@ -179,12 +177,12 @@ class ParkedKeys:
             return True
         try:
             message = dead_letter_message(
-                stream.encoder, notice, topic=topic, subscription=stream.name, failed_at=stream.now()
+                stream.encoder, notice, topic=topic, subscription=stream.name, failed_at=datetime.now(UTC)
             )
             refused = stream.sink.refusal(message)
         except Exception as error:  # otherwise the event could never be dead-lettered, and every relay would crash
-            if is_exhaustion(error):
-                self._topic_unavailable(exhausted())
+            if (unavailable := exhaustion(error)) is not None:
+                self._topic_unavailable(unavailable)
                 return False
             text = f"Event {event_id} is dead, and the dead-letter topic did not get it; `mailboat dlq show` has it"
             log_origin(text, error, stream.name)
@@ -219,7 +217,8 @@ class ParkedKeys:
         dead_topic.failures += 1
         dead_topic.not_before = stream.clock() + DEAD_TOPIC_BACKOFF.delay(dead_topic.failures, stream.random)
 
-    def _wake_in(self, seconds: float | None) -> None:
+    def wake_in(self, seconds: float | None) -> None:
+        """Check for due events after this time at the latest; None: no event becomes due."""
         if seconds is not None:
             at = self._stream.clock() + seconds
             self._due_at = at if self._due_at is None else min(self._due_at, at)
@@ -231,13 +230,12 @@ class ParkedKeys:
         settings = self._stream.settings
         heads, next_in = await self._store.due(self._lease, RETRIES_AT_ONCE, settings.batch_bytes)
         self._due_at = None
-        self._wake_in(next_in if not heads else 0.0)
+        self.wake_in(next_in if not heads else 0.0)
         if not heads:
             if self.full:
                 await self._count()
             return
-        ordered = settings.ordered
-        self.keys.update(head.event.key for head in heads if head.event.key is not None and ordered)
+        self.keys.update(head.event.key for head in heads if head.event.key is not None and self._ordered)
         limit = settings.max_attempts
         retryable = [head for head in heads if not head.pending_dead_letter and self._used(head) < limit]
         exhausted = [head for head in heads if head not in retryable]
@@ -253,7 +251,7 @@ class ParkedKeys:
         self._failures = 0 if unavailable is None else self._failures + 1
         self._not_before = self._stream.clock() + OUTAGE_BACKOFF.delay(self._failures, self._stream.random)
         unparked = await self._settle_parked(items, exhausted)
-        for key in sorted({item.event.key for item in unparked if item.event.key is not None and ordered}):
+        for key in sorted({item.event.key for item in unparked if item.event.key is not None and self._ordered}):
             await self._drain(key)
         await self._count()
 
@@ -272,9 +270,7 @@ class ParkedKeys:
             if head.suspect and head.ordinal not in self._prepaid
         )
         if counted:
-            await self._session.commit(
-                Settlement(self._lease, None, ordered=self._stream.settings.ordered, park=counted)
-            )
+            await self._committer.commit(Settlement(self._lease, None, ordered=self._ordered, park=counted))
 
     def _used(self, head: Parked) -> int:
         """Return the attempts used. An outage costs none, even for a crash suspect whose attempt is already counted."""
@@ -311,12 +307,11 @@ class ParkedKeys:
         parks = tuple(decision for _, decision in decisions if isinstance(decision, Park))
         dead = tuple(decision for _, decision in decisions if isinstance(decision, Dead))
         if unpark or parks or dead:
-            ordered = self._stream.settings.ordered
-            await self._session.commit(
-                Settlement(self._lease, None, ordered=ordered, unpark=unpark, park=parks, dead=dead)
+            await self._committer.commit(
+                Settlement(self._lease, None, ordered=self._ordered, unpark=unpark, park=parks, dead=dead)
             )
         for park in parks:
-            self._wake_in(park.retry_in)
+            self.wake_in(park.retry_in)
         self.count -= len(unparked)
         return unparked
 

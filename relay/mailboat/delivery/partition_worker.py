@@ -11,16 +11,16 @@ and nothing else happens to the partition meanwhile. So no lock is needed, and n
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 from mailboat.delivery.batching import choose, total_bytes
 from mailboat.delivery.counters import WorkerCounters
 from mailboat.delivery.parked_keys import RELAY_DIED, ParkedKeys
-from mailboat.delivery.publish import cant_encode, start_publish
-from mailboat.delivery.redelivery import Attempt, Outcome, RetryLoop, evaluate, set_aside, settled_prefix
+from mailboat.delivery.publish import cant_encode, resolved, start_publish
+from mailboat.delivery.redelivery import Attempt, Outcome, RetryLoop, evaluate, set_aside
 from mailboat.delivery.stream import Checkpoint, DeliverySession, Stream
 from mailboat.errors import EventRefused, SinkUnavailable
 from mailboat.model import Message, OutboxEvent
@@ -49,20 +49,13 @@ class QueuedChunk:
 
 @dataclass(slots=True)
 class InFlightBatch:
-    window: Window
     events: list[OutboxEvent]
     sequences: list[int]
-    answer: asyncio.Future[Failures] | None
-    asides: list[Park]
-    position: int
-    sequence: int
-    closes: bool
-    refused: Attempt | None = None
+    settlement: Settlement
+    """Progress to commit if all events were delivered."""
+    refused: Attempt | None
     """Event that can't be sent at all. The batch ends there, and the event is settled before any later event."""
-
-    @property
-    def completed(self) -> bool:
-        return self.answer is None or self.answer.done()
+    answer: asyncio.Future[Failures] = field(init=False)
 
 
 class PartitionWorker:
@@ -91,12 +84,9 @@ class PartitionWorker:
         self.room = asyncio.Event()
         """Set while the inbox accepts more events."""
         self.room.set()
-        self.stopping = False
         self._paused = False
-        self._stored_in_flight = True
-        """Whether the store regards events of this partition as in flight."""
-        self._retry_loop = RetryLoop(stream, cursor.lease.key.partition, self, session)
-        self.parked = ParkedKeys(self.lease, stream, store, session, self._retry_loop)
+        self._retry_loop = RetryLoop(self.lease, stream, session, self.counters)
+        self.parked = ParkedKeys(self.lease, stream, store, session.committer, self._retry_loop)
 
     # -- interface for session and readers ---------------------------------------------------------------------------
 
@@ -136,7 +126,7 @@ class PartitionWorker:
             self.room.clear()
 
     def check_parked(self) -> None:
-        self.parked.check_soon()
+        self.parked.wake_in(0.0)
         self._work.set()
 
     def wake(self) -> None:
@@ -150,8 +140,7 @@ class PartitionWorker:
 
     def stop(self) -> None:
         """Finish the batches in flight, settle them and end the task."""
-        self.stopping = True
-        self._retry_loop.interrupt()
+        self._retry_loop.stop()
         self._work.set()
 
     # -- the task ----------------------------------------------------------------------------------------------------
@@ -160,7 +149,7 @@ class PartitionWorker:
         """Run until stopped. If the lease is lost, the session cancels the task."""
         try:
             await self.parked.load()
-            while not self.stopping:
+            while not self._retry_loop.stopping:
                 self._work.clear()
                 if (step := self._advance()) is not None:
                     await step()
@@ -170,7 +159,7 @@ class PartitionWorker:
                 await self._complete()
         finally:
             # After a cancellation another relay may claim the partition, so no batch may remain in flight.
-            answers = [batch.answer for batch in self._batches if batch.answer is not None]
+            answers = [batch.answer for batch in self._batches]
             for answer in answers:
                 answer.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
@@ -181,15 +170,15 @@ class PartitionWorker:
             if self.parked.due() and self._active and not self._batches:
                 return self.parked.retry
             if self._may_launch():
-                if not self._stored_in_flight:
-                    return partial(self.note_in_flight, True)
+                if not self._retry_loop.stored_in_flight:
+                    return partial(self._retry_loop.note_in_flight, True)
                 self._launch()
-            elif self._batches and self._batches[0].completed:
+            elif self._batches and self._batches[0].answer.done():
                 if not self._is_plain(self._batches[0]):
                     return self._complete
-                self._session.settle(self._delivered())
-            elif self._stored_in_flight and self._inbox and not self._batches and not self._active:
-                return partial(self.note_in_flight, False)
+                self._session.committer.settle(self._delivered())
+            elif self._retry_loop.stored_in_flight and self._inbox and not self._batches and not self._active:
+                return partial(self._retry_loop.note_in_flight, False)
             else:
                 return None
 
@@ -202,13 +191,6 @@ class PartitionWorker:
             except Exception as error:
                 self._error = error
         self._work.set()
-
-    async def note_in_flight(self, in_flight: bool) -> None:
-        """Store whether events are in flight. Only then a crash of this relay counts against an event: restarts during
-        an outage of the sink must not make an event a dead letter."""
-        if in_flight != self._stored_in_flight:
-            self._stored_in_flight = in_flight
-            await self._session.commit(Settlement(self.lease, None, in_flight=in_flight))
 
     @property
     def _active(self) -> bool:
@@ -236,23 +218,25 @@ class PartitionWorker:
             or not self.stream.sink.traits.stops_behind_failure
             or len(self._batches) >= self.stream.settings.max_in_flight
             or any(batch.refused for batch in self._batches)
-            or any(batch.completed for batch in self._batches)  # evaluate available results before sending more
+            or any(batch.answer.done() for batch in self._batches)  # evaluate available results before sending more
         ):
             return False
         return self._session.lease_left() > 0
 
     def _launch(self) -> None:
-        batch, messages = self._take()
+        batch, messages, unsent = self._take()
         self.stream.on_checkpoint(Checkpoint.BATCH_TAKEN)
         if messages:
             batch.answer = start_publish(self.stream, messages)
             self.stream.on_checkpoint(Checkpoint.HANDED_OVER)
-        if batch.answer is not None:
-            batch.answer.add_done_callback(lambda _: self._advance_now())
+        else:
+            batch.answer = resolved(unsent)
+        batch.answer.add_done_callback(lambda _: self._advance_now())
         self._batches.append(batch)
 
-    def _take(self) -> tuple[InFlightBatch, list[Message]]:
-        """Take a batch from the inbox, encode it and set aside the events of parked keys."""
+    def _take(self) -> tuple[InFlightBatch, list[Message], Failures]:
+        """Take a batch from the inbox, encode it and set aside the events of parked keys. Without a message, also
+        return the results."""
         chunk, parked = self._inbox[0], self.parked.keys
         events, start = chunk.events, chunk.taken
         limits = self.stream.limits(one_by_one=self._one_by_one_for > 0)
@@ -261,7 +245,7 @@ class PartitionWorker:
         sent = [events[index] for index in chosen.sent]
         sequences = [first + index for index in chosen.sent]
         messages, reason = self._encode(sent, sequences)
-        end, aside, refused, answer = chosen.end, chosen.aside, None, None
+        end, aside, refused, unsent = chosen.end, chosen.aside, None, ALL_DELIVERED
         if reason is not None:
             failed, made = chosen.sent[len(messages)], len(messages)
             if isinstance(reason, EventRefused):
@@ -270,8 +254,7 @@ class PartitionWorker:
             elif messages:
                 end = failed  # out of memory: send the events encoded so far
             else:
-                answer = asyncio.get_running_loop().create_future()
-                answer.set_result({0: reason})
+                unsent = {0: reason}
                 made, end = 1, failed + 1
             del sent[made:], sequences[made:]
             aside = [index for index in aside if index < failed]
@@ -287,8 +270,16 @@ class PartitionWorker:
         else:
             position = events[end - 1].id
         self._note_room()
-        batch = InFlightBatch(chunk.window, sent, sequences, answer, asides, position, self._sequence, closes, refused)
-        return batch, messages
+        settlement = Settlement(
+            self.lease,
+            chunk.window.window_snapshot,
+            position,
+            self._sequence,
+            closes,
+            park=tuple(asides),
+            ordered=self.stream.settings.ordered,
+        )
+        return InFlightBatch(sent, sequences, settlement, refused), messages, unsent
 
     def _encode(
         self, events: list[OutboxEvent], sequences: list[int]
@@ -315,22 +306,22 @@ class PartitionWorker:
         """Return whether all events of a completed batch were delivered, and nobody waits for its commit."""
         return not (
             batch.refused
-            or batch.asides
+            or batch.settlement.park
             or self._watched_for > 0
-            or (batch.answer is not None and (batch.answer.cancelled() or batch.answer.result()))
+            or batch.answer.cancelled()
+            or batch.answer.result()
         )
 
     async def _complete(self) -> None:
         """Evaluate the results of the first batch and settle it. After any failure, resolve all batches together."""
         batch, watched = self._batches[0], self._watched_for > 0
-        failures = await batch.answer if batch.answer is not None else ALL_DELIVERED
-        if failures or batch.refused:
+        if await batch.answer or batch.refused:
             self.stream.on_checkpoint(Checkpoint.ANSWERED)
             await self._resolve_failures()
-        elif batch.asides or watched:
-            await self._session.commit(self._delivered())
+        elif batch.settlement.park or watched:
+            await self._session.committer.commit(self._delivered())
         else:
-            self._session.settle(self._delivered())
+            self._session.committer.settle(self._delivered())
 
     def _delivered(self) -> Settlement:
         """Count the first batch as delivered and return its settlement."""
@@ -342,16 +333,8 @@ class PartitionWorker:
             self._count_delivered(events)
             self.counters.delivered_at = stream.clock()
             stream.meters.delivered(batch.events[0].created_at, 1, events)
-        self.parked.count += len(batch.asides)
-        return Settlement(
-            self.lease,
-            batch.window.window_snapshot,
-            batch.position,
-            batch.sequence,
-            batch.closes,
-            park=tuple(batch.asides),
-            ordered=stream.settings.ordered,
-        )
+        self.parked.count += len(batch.settlement.park)
+        return batch.settlement
 
     def _count_delivered(self, events: int) -> None:
         self.counters.delivered += events
@@ -371,37 +354,22 @@ class PartitionWorker:
         one_by_one = False
         for batch in batches:
             sent = [Attempt(event, sequence) for event, sequence in zip(batch.events, batch.sequences, strict=True)]
-            failures = await batch.answer if batch.answer is not None else ALL_DELIVERED
-            result = evaluate(sent, failures)
-            unavailable, one_by_one = unavailable or result.unavailable, one_by_one or result.one_by_one
-            aside = (Attempt(park.event, park.sequence, Outcome.ASIDE) for park in batch.asides)
+            reason, undecided = evaluate(sent, await batch.answer)
+            unavailable, one_by_one = unavailable or reason, one_by_one or undecided
+            aside = (Attempt(park.event, park.sequence, Outcome.ASIDE) for park in batch.settlement.park)
             items += sorted(chain(sent, aside, [batch.refused] if batch.refused else []), key=lambda i: i.sequence)
         set_aside(items, self.parked.keys, ordered=self.stream.settings.ordered)
         await self._retry_loop.deliver(
             items, self.parked.keys, unavailable=unavailable, one_by_one=one_by_one, wait_for_sink=True
         )
-        all_settled = settled_prefix(items) == len(items)
-        done = items if all_settled else items[: settled_prefix(items)]
+        done = list(takewhile(lambda item: item.outcome is not Outcome.PENDING, items))
         self._batches.clear()
         self._count_delivered(sum(item.outcome is Outcome.DELIVERED for item in done))
         if done:
             self._note_success(len(done))
-            window, last = batches[0].window, batches[-1]
             park, dead = await self.parked.dispose(done)
-            position, sequence = (
-                (last.position, last.sequence) if all_settled else (done[-1].event.id, done[-1].sequence)
-            )
-            await self._session.commit(
-                Settlement(
-                    self.lease,
-                    window.window_snapshot,
-                    position,
-                    sequence,
-                    all_settled and last.closes,
-                    park=tuple(park),
-                    dead=tuple(dead),
-                    ordered=self.stream.settings.ordered,
-                )
-            )
-        if not all_settled:
-            self.stopping = True  # with ``wait_for_sink``, delivery ends early only if the worker is stopped
+            settlement = replace(batches[-1].settlement, park=tuple(park), dead=tuple(dead))
+            if len(done) < len(items):
+                last = done[-1]
+                settlement = replace(settlement, position=last.event.id, sequence=last.sequence, closes=False)
+            await self._session.committer.commit(settlement)

@@ -11,7 +11,7 @@ If a group has more events than one read holds, ticks skip the group until its w
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from itertools import chain
 
 from mailboat.delivery.poll_interval import PollInterval, WakeSettings, pause
@@ -39,7 +39,6 @@ class _Entry:
     cautious: bool = False
     """A relay died before the window was opened, so the next window is measured before it is read."""
     measuring: bool = False
-    """The cursor's next window is being measured."""
     opened_after: int = 0
     """Number of wake-ups before the tick that opened the window."""
     windows: int = 0
@@ -51,23 +50,18 @@ class _Entry:
         return self.settled_snapshot is not None and not self.paused and not self.measuring
 
 
+@dataclass(eq=False, repr=False)
 class ProgressCommitter:
-    def __init__(
-        self,
-        store: OutboxStore,
-        wake: WakeSettings,
-        clock: Clock,
-        session: DeliverySession,
-        on_checkpoint: CheckpointHook,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._session = session
-        self._on_checkpoint = on_checkpoint
-        self._poll_interval = PollInterval(wake)
+    store: OutboxStore
+    wake_settings: InitVar[WakeSettings]
+    clock: Clock
+    session: DeliverySession
+    on_checkpoint: CheckpointHook
+
+    def __post_init__(self, wake_settings: WakeSettings) -> None:
+        self._poll_interval = PollInterval(wake_settings)
         self._wakeup_requested = False
         self._wakeups = 0
-        """Number of wake-ups so far."""
         self._wakeups_before_tick = 0
         self._cursors: dict[CursorKey, _Entry] = {}
         self._pending: dict[CursorKey, Settlement] = {}
@@ -80,7 +74,7 @@ class ProgressCommitter:
         """Cursors whose window was opened by the last tick and is not settled yet."""
         self._measurements: dict[CursorGroup, asyncio.Task[None]] = {}
         self._measured: list[Measured] = []
-        self.active_at = clock()
+        self.active_at = self.clock()
         """Time of the last sign of life, for the liveness check."""
 
     # -- cursors -----------------------------------------------------------------------------------------------------
@@ -91,7 +85,6 @@ class ProgressCommitter:
         self.wake()
 
     def remove(self, key: CursorKey) -> None:
-        """Remove a cursor that this relay no longer owns."""
         self._cursors.pop(key, None)
         self._pending.pop(key, None)
         self._in_flight.discard(key)
@@ -101,21 +94,18 @@ class ProgressCommitter:
 
     def pause(self, key: CursorKey, paused: bool) -> None:
         """Stop or resume opening windows for a cursor."""
-        entry = self._cursors.get(key)
-        if entry is not None and entry.paused != paused:
-            entry.paused = paused
-            self.wake()
+        self._cursors[key].paused = paused
+        self.wake()
 
     def at_head(self, key: CursorKey) -> bool:
         """Return whether all events found by the last poll are settled."""
-        entry = self._cursors.get(key)
-        return entry is not None and entry.polls
+        return self._cursors[key].polls
 
     def windows(self, key: CursorKey) -> int:
-        entry = self._cursors.get(key)
-        return entry.windows if entry is not None else 0
+        return self._cursors[key].windows
 
     def settle(self, settlement: Settlement) -> None:
+        """Queue progress for the next tick."""
         key = settlement.lease.key
         self._pending[key] = merged(self._pending.get(key), settlement)
         if settlement.closes:
@@ -124,6 +114,7 @@ class ProgressCommitter:
         self._wake_event.set()
 
     async def commit(self, settlement: Settlement) -> None:
+        """Queue progress and return after its commit."""
         self.settle(settlement)
         await self._committed()
 
@@ -166,7 +157,7 @@ class ProgressCommitter:
                     await self._tick()
             else:
                 self._urgent = False
-            self.active_at = self._clock()
+            self.active_at = self.clock()
 
     async def settled(self) -> None:
         """Wait until all progress queued so far is committed."""
@@ -176,10 +167,10 @@ class ProgressCommitter:
             pass
 
     async def _until_needed(self) -> None:
-        began = self._clock()
+        began = self.clock()
         await asyncio.sleep(pause(self._last_tick))
         while True:
-            left = self._due(began) - self._clock()
+            left = self._due(began) - self.clock()
             if left <= 0:
                 return
             self._wake_event.clear()
@@ -189,10 +180,9 @@ class ProgressCommitter:
             except TimeoutError:
                 if left <= ACTIVE_EVERY:
                     return
-            self.active_at = self._clock()
+            self.active_at = self.clock()
 
     def _due(self, began: float) -> float:
-        """Return the time of the next tick under the current state."""
         if self._in_flight:
             began += IN_FLIGHT_DELAY
         if self._urgent:
@@ -208,21 +198,13 @@ class ProgressCommitter:
         waiting, self._waiters = self._waiters, []
         measured = self._take_measured()
         self._urgent = False
-        try:
-            self._on_checkpoint(Checkpoint.SETTLING)
-            began, self._wakeups_before_tick = self._clock(), self._wakeups
-            groups = self._groups_to_poll(settlements)
-            result = await self._store.tick(settlements, groups, measured)
-            self._last_tick = self._clock() - began
-            self._on_checkpoint(Checkpoint.SETTLED)
-        except BaseException as error:
-            for future in waiting:
-                if isinstance(error, asyncio.CancelledError):
-                    future.cancel()
-                elif not future.done():
-                    future.set_exception(error)
-                    future.exception()  # marks it as retrieved: the future may have no waiter, and the tick raises it
-            raise
+        self.on_checkpoint(Checkpoint.SETTLING)
+        began, self._wakeups_before_tick = self.clock(), self._wakeups
+        groups = self._groups_to_poll(settlements)
+        # If it raises, the session ends and cancels the tasks that wait for a commit.
+        result = await self.store.tick(settlements, groups, measured)
+        self._last_tick = self.clock() - began
+        self.on_checkpoint(Checkpoint.SETTLED)
         for each in measured:
             self._note_measuring(each.members, False)
         self._record(settlements, result)
@@ -230,7 +212,7 @@ class ProgressCommitter:
             members = chain(*(group.members for group in groups), *(each.members for each in measured))
             for entry in self._entries({*members, *(s.lease for s in settlements)}):
                 if entry.lease.key in result.lost:
-                    self._session.lease_lost(entry.lease.key)
+                    self.session.lease_lost(entry.lease.key)
         for future in waiting:
             if not future.done():
                 future.set_result(None)
@@ -263,11 +245,11 @@ class ProgressCommitter:
                 entry.opened_after = self._wakeups_before_tick
                 if opened.events is not None:  # do not delay ticks for a large window
                     self._in_flight.add(entry.lease.key)
-            self._on_checkpoint(Checkpoint.WINDOW_OPENED)
-            self._session.window_opened(opened)
+            self.on_checkpoint(Checkpoint.WINDOW_OPENED)
+            self.session.window_opened(opened)
         for group in result.overflowing:
             self._note_measuring(group.members, True)
-            self._measurements[group] = self._session.spawn(self._measure(group))
+            self._measurements[group] = self.session.spawn(self._measure(group))
 
     def _entries(self, leases: Iterable[Lease]) -> list[_Entry]:
         """Return the cursors that were not released meanwhile. A cursor claimed again has another lease."""
@@ -276,7 +258,7 @@ class ProgressCommitter:
 
     async def _measure(self, group: CursorGroup) -> None:
         try:
-            window = await self._store.measure(group)
+            window = await self.store.measure(group)
         finally:
             del self._measurements[group]
         if window is not None:
@@ -302,7 +284,7 @@ class ProgressCommitter:
             entry.measuring = measuring
 
     async def _find_poll_interval(self, result: TickResult, *, polled: bool, by_clock: bool) -> None:
-        now = self._clock()
+        now = self.clock()
         before = self._poll_interval
         notified = self._wakeups != self._wakeups_before_tick
         if not result.quiet or not polled:
@@ -313,18 +295,18 @@ class ProgressCommitter:
             if self._wakeup_requested and (
                 self._poll_interval.crowded(now) or not self._poll_interval.notified or not polled
             ):
-                await self._store.disable_wakeups()
+                await self.store.disable_wakeups()
                 self._poll_interval, self._wakeup_requested = PollInterval(self._poll_interval.settings), False
             return
         if notified:  # perhaps by an event that was committed after the poll
             return
         poll_interval = before.quiet(now)
         if poll_interval.should_idle(now):
-            await self._store.enable_wakeups()
+            await self.store.enable_wakeups()
             poll_interval, self._wakeup_requested = poll_interval.idled(), True
             self._urgent = True  # poll once more for events committed before writers were asked to notify
         elif before.idle:
-            poll_interval = poll_interval.still_idle(await self._store.undecided_writers())
+            poll_interval = poll_interval.still_idle(await self.store.undecided_writers())
             if self._poll_interval is not before:  # a wake-up arrived during the query: keep the immediate poll
                 return
         self._poll_interval = poll_interval

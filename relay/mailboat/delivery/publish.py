@@ -27,42 +27,37 @@ CANT_ENCODE = "CantEncode"
 """Failure reason of an event whose encoding failed unexpectedly."""
 
 
-def start_publish(stream: Stream, messages: Sequence[Message]) -> asyncio.Task[Failures]:
-    """Publish messages and return a task for the results. ``publish`` is called at once, to keep the call order."""
+def start_publish(stream: Stream, messages: Sequence[Message]) -> asyncio.Future[Failures]:
+    """Publish messages and return a future of the results. ``publish`` is called at once, to keep the call order."""
     stream.meters.batch.observe(len(messages))
-    answers: Coroutine[Any, Any, Failures]
     try:
         answers = stream.sink.publish(messages)
     except Exception as error:
-        answers = _raise(error)
+        return resolved(dict.fromkeys(range(len(messages)), as_unavailable(stream, error)))
     task = asyncio.ensure_future(_answered(stream, answers, len(messages)))
     task.add_done_callback(lambda _: answers.close())  # the task may be cancelled before its first step
     return task
 
 
-async def _raise(error: Exception) -> Failures:
-    raise error
+def resolved(failures: Failures) -> asyncio.Future[Failures]:
+    """Return the future of results that are known without a call."""
+    answer = asyncio.get_running_loop().create_future()
+    answer.set_result(failures)
+    return answer
 
 
 async def _answered(stream: Stream, answers: Coroutine[Any, Any, Failures], count: int) -> Failures:
     try:
         async with asyncio.timeout(stream.settings.timeout + SLACK) as deadline:
             failures = await answers
-    except asyncio.CancelledError as error:
+    except (Exception, asyncio.CancelledError) as error:
         task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        reason = as_unavailable(stream, error)  # a task inside the sink was cancelled, not this call
-    except SinkUnavailable as error:
-        reason = error
-    except TimeoutError as error:
-        reason = _no_answer(stream) if deadline.expired() else as_unavailable(stream, error)
-    except Exception as error:
-        reason = as_unavailable(stream, error)
-    else:
-        stream.fault = None
-        return failures
-    return dict.fromkeys(range(count), reason)
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # otherwise a task inside the sink was cancelled, not this call
+        late = isinstance(error, TimeoutError) and deadline.expired()
+        return dict.fromkeys(range(count), _no_answer(stream) if late else as_unavailable(stream, error))
+    stream.fault = None
+    return failures
 
 
 def _no_answer(stream: Stream) -> SinkUnavailable:
@@ -75,6 +70,8 @@ def _no_answer(stream: Stream) -> SinkUnavailable:
 
 def as_unavailable(stream: Stream, error: BaseException) -> SinkUnavailable:
     """Convert an unexpected error of a sink to ``SinkUnavailable``. Log its traceback the first time."""
+    if isinstance(error, SinkUnavailable):
+        return error
     fault = f"{type(error).__name__}: {error}"
     if fault != stream.fault:
         log.error("Sink failed unexpectedly", extra={"subscription": stream.name}, exc_info=error)
@@ -88,22 +85,20 @@ class Unexpected(Exception):
     contain an event's payload."""
 
 
-def is_exhaustion(error: Exception) -> bool:
-    """Return whether the relay ran out of memory. With more memory or fewer events the same call would succeed."""
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-
-
-def exhausted() -> SinkUnavailable:
-    """Return the error for a lack of memory, which affects every destination."""
-    return SinkUnavailable(
-        "the relay has too little memory to make the next message: raise its memory limit; it tries again by itself"
-    )
+def exhaustion(error: Exception) -> SinkUnavailable | None:
+    """If the relay ran out of memory, return the error, which affects every destination. With more memory or fewer
+    events the same call would succeed."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return SinkUnavailable(
+            "the relay has too little memory to make the next message: raise its memory limit; it tries again by itself"
+        )
+    return None
 
 
 def cant_encode(event: OutboxEvent, error: Exception, subscription: str) -> EventRefused | SinkUnavailable:
     """Return the reason why an event can't be encoded. If the event is refused for it, log the traceback."""
-    if is_exhaustion(error):
-        return exhausted()
+    if (unavailable := exhaustion(error)) is not None:
+        return unavailable
     log_origin(f"No message can be made of event {event.event_id}, so it is given up", error, subscription)
     return EventRefused(
         f"no message can be made of event {event.event_id}: {type(error).__name__}; the relay's log says where",

@@ -5,24 +5,20 @@ refused, set aside behind a refused event of its key, or pending. Order within a
 setting aside. An outage costs no event an attempt (G4).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from mailboat.delivery.backoff import OUTAGE_BACKOFF
 from mailboat.delivery.batching import choose, total_bytes
+from mailboat.delivery.counters import WorkerCounters
 from mailboat.delivery.publish import cant_encode, start_publish
 from mailboat.delivery.stream import Checkpoint, DeliverySession, Stream
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable
 from mailboat.model import Message, OutboxEvent
-from mailboat.store.outbox_store import Parked, Series
-
-if TYPE_CHECKING:
-    from mailboat.delivery.partition_worker import PartitionWorker
+from mailboat.store.outbox_store import Lease, Parked, Series, Settlement
 
 
 class Outcome(Enum):
@@ -51,18 +47,9 @@ class Attempt:
         return None if self.parked is None else self.parked.ordinal
 
 
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """Instruction for the items that are still pending."""
-
-    unavailable: SinkUnavailable | None
-    """Set if the sink is unavailable: wait, then send all pending items again."""
-    one_by_one: bool
-    """Some item was refused and the sink can't identify it: send single items, which get a definite result."""
-
-
-def evaluate(items: Sequence[Attempt], failures: Mapping[int, DeliveryError]) -> RoundResult:
-    """Set the outcome of every item of one batch from the sink's results."""
+def evaluate(items: Sequence[Attempt], failures: Mapping[int, DeliveryError]) -> tuple[SinkUnavailable | None, bool]:
+    """Set the outcome of every item of one batch from the sink's results. Return the reason if the sink is unavailable,
+    and whether to send single items, which get a definite result: one was refused and the sink can't identify it."""
     unavailable: SinkUnavailable | None = None
     refused = False
     for index, item in enumerate(items):
@@ -78,7 +65,7 @@ def evaluate(items: Sequence[Attempt], failures: Mapping[int, DeliveryError]) ->
                 # A sink must return a definite result for a batch of one. If it does not, back off: no tight loop.
                 unavailable = SinkUnavailable(f"the sink gave no definite answer: {unclear}")
     undecided = any(item.outcome is Outcome.PENDING for item in items)
-    return RoundResult(unavailable, one_by_one=undecided and unavailable is None and not refused)
+    return unavailable, undecided and unavailable is None and not refused
 
 
 def set_aside(items: Iterable[Attempt], parked: Collection[str], *, ordered: bool = True) -> None:
@@ -98,38 +85,40 @@ def set_aside(items: Iterable[Attempt], parked: Collection[str], *, ordered: boo
             item.outcome = Outcome.ASIDE
 
 
-def settled_prefix(items: Sequence[Attempt]) -> int:
-    """Return the number of leading items that have an outcome. Progress may be committed up to there."""
-    return next((index for index, item in enumerate(items) if item.outcome is Outcome.PENDING), len(items))
-
-
 class RetryLoop:
     """Sender for the failed and parked events of one partition."""
 
-    def __init__(self, stream: Stream, partition: int, worker: PartitionWorker, session: DeliverySession) -> None:
+    def __init__(self, lease: Lease, stream: Stream, session: DeliverySession, counters: WorkerCounters) -> None:
+        self.stopping = False
+        self.stored_in_flight = True
+        """Whether the store regards events of this partition as in flight."""
+        self._lease = lease
         self._stream = stream
-        self._series = Series(partition, stream.generation)
-        self._counters = worker.counters
-        self._worker = worker
         self._session = session
+        self._counters = counters
+        self._series = Series(lease.key.partition, stream.generation)
         self._interrupted = asyncio.Event()
         self._unpaused = asyncio.Event()
         self._unpaused.set()
 
-    def interrupt(self) -> None:
+    def stop(self) -> None:
         """End all waits immediately, because the worker is stopping."""
+        self.stopping = True
         self._interrupted.set()
         self._unpaused.set()
 
     def pause(self, paused: bool) -> None:
-        if paused and not self._interrupted.is_set():
+        if paused and not self.stopping:
             self._unpaused.clear()
         else:
             self._unpaused.set()
 
-    @property
-    def stopping(self) -> bool:
-        return self._worker.stopping
+    async def note_in_flight(self, in_flight: bool) -> None:
+        """Store whether events are in flight. Only then a crash of this relay counts against an event: restarts during
+        an outage of the sink must not make an event a dead letter."""
+        if in_flight != self.stored_in_flight:
+            self.stored_in_flight = in_flight
+            await self._session.committer.commit(Settlement(self._lease, None, in_flight=in_flight))
 
     async def deliver(
         self,
@@ -149,10 +138,9 @@ class RetryLoop:
         failures = 0
         while pending := [item for item in items if item.outcome is Outcome.PENDING]:
             if unavailable is not None:
-                self._counters.unavailable = str(unavailable)
                 self._counters.note_error(str(unavailable), self._stream.clock())
                 self._stream.health.unavailable(str(unavailable), self._stream.clock(), self._series.partition)
-                await self._worker.note_in_flight(False)
+                await self.note_in_flight(False)
                 if not wait_for_sink:
                     return unavailable
                 failures += 1
@@ -162,7 +150,9 @@ class RetryLoop:
             await self._unpaused.wait()
             if self.stopping:
                 return unavailable
-            batch = self._batch(pending, one_by_one)
+            events = [item.event for item in pending]
+            chosen = choose(events, 0, self._stream.limits(one_by_one=one_by_one), (), total_bytes(events))
+            batch = [pending[index] for index in chosen.sent]
             messages, exhausted = self._encode(batch)
             if any(item.outcome is Outcome.REFUSED for item in batch):
                 # Before sending: no later event of the key may pass.
@@ -174,24 +164,18 @@ class RetryLoop:
             batch = batch[: len(messages)]
             if not await self.lease_holds():
                 return unavailable
-            await self._worker.note_in_flight(True)
-            result = evaluate(batch, await start_publish(self._stream, messages))
+            await self.note_in_flight(True)
+            unavailable, undecided = evaluate(batch, await start_publish(self._stream, messages))
             self._stream.on_checkpoint(Checkpoint.ANSWERED)
             set_aside(items, parked, ordered=self._stream.settings.ordered)
-            unavailable = result.unavailable
             if unavailable is None:
-                failures, self._counters.unavailable = 0, None
+                failures = 0
                 self._stream.health.reachable(self._stream.clock(), self._series.partition)
             self._note_deliveries(batch)
             found = any(item.outcome is Outcome.REFUSED for item in batch)
-            one_by_one = result.one_by_one or (one_by_one and not found)
+            one_by_one = undecided or (one_by_one and not found)
         self._note_refusals(items)
         return None
-
-    def _batch(self, pending: Sequence[Attempt], one_by_one: bool) -> list[Attempt]:
-        events = [item.event for item in pending]
-        chosen = choose(events, 0, self._stream.limits(one_by_one=one_by_one), (), total_bytes(events))
-        return [pending[index] for index in chosen.sent]
 
     def _encode(self, batch: Sequence[Attempt]) -> tuple[list[Message], SinkUnavailable | None]:
         """Encode the items and mark refused ones. If memory runs out, return the messages so far and the reason."""
@@ -232,18 +216,15 @@ class RetryLoop:
         return True
 
     async def _pause(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._interrupted.wait()
-        except TimeoutError:
-            return
 
     def _note_deliveries(self, batch: Sequence[Attempt]) -> None:
-        delivered = [item for item in batch if item.outcome is Outcome.DELIVERED]
-        if delivered:
-            self._counters.delivered_at = self._stream.clock()
-        for item in delivered:
-            self._stream.meters.delivered(item.event.created_at, item.attempts + 1, 1)
+        for item in batch:
+            if item.outcome is Outcome.DELIVERED:
+                self._counters.delivered_at = self._stream.clock()
+                self._stream.meters.delivered(item.event.created_at, item.attempts + 1, 1)
 
     def _note_refusals(self, items: Sequence[Attempt]) -> None:
         for item in items:

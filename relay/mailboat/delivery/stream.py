@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import Enum
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,9 +16,10 @@ from mailboat.delivery.backoff import Backoff
 from mailboat.delivery.batching import Limits
 from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.sinks.protocol import Sink
-from mailboat.store.outbox_store import CursorKey, Opened, Settlement
+from mailboat.store.outbox_store import CursorKey, Opened
 
 if TYPE_CHECKING:
+    from mailboat.delivery.progress import ProgressCommitter
     from mailboat.delivery.window_feeder import WindowFeeder
 
 log = logging.getLogger(__name__)
@@ -95,13 +95,16 @@ class SinkHealth:
     partition of this relay can again, so that one broker that is away does not fill the log with changes."""
 
     subscription: str
-    _unavailable: set[int] = field(default_factory=set)
-    """Partitions that can't deliver. -1 stands for the sink that is not open yet."""
+    _unavailable: dict[int, str] = field(default_factory=dict)
+    """Reason by partition that can't deliver. -1 stands for the sink that is not open yet."""
     _since: float = 0.0
     _logged_at: float = 0.0
 
+    @property
+    def reason(self) -> str | None:
+        return self._unavailable[min(self._unavailable)] if self._unavailable else None
+
     def unavailable(self, reason: str, now: float, partition: int = -1) -> None:
-        """Note that a partition can't deliver."""
         if not self._unavailable:
             self._since = self._logged_at = now
             log.warning("Sink unavailable: %s", reason, extra={"subscription": self.subscription})
@@ -109,20 +112,16 @@ class SinkHealth:
             self._logged_at = now
             about = {"subscription": self.subscription, "seconds": round(now - self._since)}
             log.warning("Sink still unavailable: %s", reason, extra=about)
-        self._unavailable.add(partition)
+        self._unavailable[partition] = reason
 
     def reachable(self, now: float, partition: int = -1) -> None:
-        """Note that a partition delivers, or that the sink is open."""
-        if not self._unavailable:
-            return
-        self._unavailable.discard(partition)
-        if not self._unavailable:
+        if self._unavailable.pop(partition, None) is not None and not self._unavailable:
             about = {"subscription": self.subscription, "seconds": round(now - self._since, 1)}
             log.info("Sink reachable again", extra=about)
 
     def released(self, partition: int) -> None:
         """Forget a partition that this relay does not own any more. Whether its outage has ended is unknown here."""
-        self._unavailable.discard(partition)
+        self._unavailable.pop(partition, None)
 
 
 @dataclass(slots=True)
@@ -136,8 +135,6 @@ class Stream:
     dead_topic: DeadTopic = field(default_factory=DeadTopic)
     ready: bool = False
     """Whether the sink is open. Nothing is published before."""
-    problem: str | None = None
-    """Reason why the sink is not open."""
     fault: str | None = None
     """Last contract violation of the sink; None once a call succeeds."""
     dead_letter_topic: str | None = None
@@ -145,7 +142,6 @@ class Stream:
     pulled: bool = False
     """The partitions belong to pull consumers; relays only report the lag."""
     clock: Clock = time.monotonic
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
     random: Random = field(default_factory=Random)
     on_checkpoint: CheckpointHook = ignore_checkpoint
     meters: DeliveryHistograms = field(default_factory=DeliveryHistograms)
@@ -170,6 +166,8 @@ class DeliverySession(Protocol):
     package never call each other across partitions; they call the session.
     """
 
+    committer: ProgressCommitter
+
     def window_opened(self, opened: Opened) -> None:
         """Pass the events of a newly opened window to the workers of its partitions."""
 
@@ -178,12 +176,6 @@ class DeliverySession(Protocol):
 
     def lease_left(self) -> float:
         """Return the seconds for which this relay may publish under its leases."""
-
-    def settle(self, settlement: Settlement) -> None:
-        """Queue progress for the next tick."""
-
-    async def commit(self, settlement: Settlement) -> None:
-        """Queue progress and return after its commit."""
 
     def read(self, reader: WindowFeeder) -> None:
         """Start a reader as a task of the session."""

@@ -6,7 +6,8 @@ members share reads again at the head of the log.
 """
 
 import asyncio
-from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 
 from mailboat.delivery.partition_worker import PartitionWorker
 from mailboat.delivery.stream import Checkpoint, CheckpointHook, DeliverySession
@@ -16,26 +17,18 @@ SLOW_MEMBER_TIMEOUT = 0.2
 """Seconds that a starving member waits for the slowest one."""
 
 
+@dataclass(eq=False)
 class WindowFeeder:
     """Reader of one window for some partitions, from a position on."""
 
-    def __init__(
-        self,
-        store: OutboxStore,
-        window: Window,
-        members: Mapping[CursorKey, PartitionWorker],
-        session: DeliverySession,
-        on_checkpoint: CheckpointHook,
-    ) -> None:
-        self.window = window
-        self.members = dict(members)
-        self._store = store
-        self._session = session
-        self._on_checkpoint = on_checkpoint
-        self._after = min((worker.read_upto for worker in members.values()), default=0)
+    store: OutboxStore
+    window: Window
+    members: dict[CursorKey, PartitionWorker]
+    session: DeliverySession
+    on_checkpoint: CheckpointHook
 
-    def leave(self, key: CursorKey) -> None:
-        self.members.pop(key, None)
+    def __post_init__(self) -> None:
+        self._after = min((worker.read_upto for worker in self.members.values()), default=0)
 
     async def run(self) -> None:
         """Read to the end of the window, or until no member is left."""
@@ -45,8 +38,8 @@ class WindowFeeder:
                 return
             leases = [worker.lease for worker in self.members.values()]
             crash_count = max(worker.crash_count for worker in self.members.values())
-            chunk = await self._store.read(self.window, leases, self._after, crash_count=crash_count)
-            self._on_checkpoint(Checkpoint.CHUNK_READ)
+            chunk = await self.store.read(self.window, leases, self._after, crash_count=crash_count)
+            self.on_checkpoint(Checkpoint.CHUNK_READ)
             for key, worker in self.members.items():
                 worker.offer(self.window, chunk.events.get(key, ()), chunk.reached, chunk.last)
             self._after = chunk.reached
@@ -55,14 +48,12 @@ class WindowFeeder:
 
     async def _until_room(self) -> None:
         while full := {key: worker for key, worker in self.members.items() if not worker.room.is_set()}:
-            waits = [asyncio.ensure_future(worker.room.wait()) for worker in full.values()]
-            try:
-                await asyncio.wait(waits, timeout=SLOW_MEMBER_TIMEOUT)
-            finally:
-                for wait in waits:
-                    wait.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SLOW_MEMBER_TIMEOUT):
+                    for worker in full.values():
+                        await worker.room.wait()
             full = {key: worker for key, worker in full.items() if key in self.members and not worker.room.is_set()}
             if full and any(worker.starving for worker in self.members.values()):
                 for key in full:
                     del self.members[key]
-                self._session.read(WindowFeeder(self._store, self.window, full, self._session, self._on_checkpoint))
+                self.session.read(WindowFeeder(self.store, self.window, full, self.session, self.on_checkpoint))

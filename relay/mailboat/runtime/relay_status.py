@@ -157,7 +157,7 @@ def subscription_status(
     owned = _owned(session, number, workers)
     orphans = _counted(sorted(session.orphans.get(number, ())), backlog) if backlog else []
     counted = [*owned, *orphans]
-    unavailable = next((w.counters.unavailable for w in workers if w.counters.unavailable), None) or stream.problem
+    unavailable = stream.health.reason
     full = next((w.parked.problem for w in workers if w.parked.problem), None)
     current = unavailable or stream.dead_topic.problem or full
     lag_error = f"lag is as it was last known: {probe_error}" if probe_error else None

@@ -35,7 +35,6 @@ from mailboat.store.outbox_store import (
     Membership,
     Opened,
     OutboxStore,
-    Settlement,
     Subscription,
     Window,
 )
@@ -339,15 +338,9 @@ class RelaySession(DeliverySession):
         self.owned.pop(key, None)
         self.committer.remove(key)
         for reader in self._readers:
-            reader.leave(key)
+            reader.members.pop(key, None)
 
     # -- windows -----------------------------------------------------------------------------------------------------
-
-    def settle(self, settlement: Settlement) -> None:
-        self.committer.settle(settlement)
-
-    async def commit(self, settlement: Settlement) -> None:
-        await self.committer.commit(settlement)
 
     def window_opened(self, opened: Opened) -> None:
         candidates = ((lease, self.owned.get(lease.key)) for lease in opened.members)

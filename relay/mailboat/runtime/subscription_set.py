@@ -167,12 +167,11 @@ async def open_sink(stream: Stream) -> None:
     while not stream.ready:
         try:
             await stream.sink.open()
-            stream.ready, stream.problem = True, None
+            stream.ready = True
             stream.health.reachable(stream.clock())
         except Exception as error:  # an unexpected error of a sink must not end the other subscriptions
-            reason = error if isinstance(error, SinkUnavailable) else as_unavailable(stream, error)
-            stream.health.unavailable(str(reason), stream.clock())
-            stream.problem, failures = str(reason), failures + 1
+            stream.health.unavailable(str(as_unavailable(stream, error)), stream.clock())
+            failures += 1
             await asyncio.sleep(OUTAGE_BACKOFF.delay(failures, stream.random))
 
 

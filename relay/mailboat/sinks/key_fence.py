@@ -7,29 +7,22 @@ A call stops a key if one of its messages of that key failed or was ``Undecided`
 blocked for every other call that was created before then. Later calls and other keys are not affected.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from typing import Self
 from weakref import WeakSet
 
+from mailboat.errors import DeliveryError
+from mailboat.model import Message
 
-class KeyFence:
-    """Stopped keys of one sink. Used from its event loop only."""
-
-    def __init__(self) -> None:
-        self._calls: WeakSet[FenceTicket] = WeakSet()
-
-    def call(self) -> FenceTicket:
-        """Return the ticket of one call. Create it when ``publish`` is called, not when its coroutine first runs, and
-        enter it around the whole call."""
-        return FenceTicket(self._calls)
+KeyFence = WeakSet["FenceTicket"]
+"""The calls of one sink that have not returned. Used from the sink's event loop only."""
 
 
 class FenceTicket:
-    """Keys that one call must not send, and keys that it blocks for other calls until it has returned."""
+    """Keys that one call must not send, and keys that it blocks for other calls until it has returned. Create it when
+    ``publish`` is called, not when its coroutine first runs, and enter it around the whole call."""
 
-    def __init__(self, calls: WeakSet[FenceTicket]) -> None:
-        """``calls``: the tickets of the sink's calls that have not returned."""
+    def __init__(self, calls: KeyFence) -> None:
         self._calls = calls
         self._begun = False
         self._stopped: set[str] = set()
@@ -49,6 +42,12 @@ class FenceTicket:
             for call in self._calls:
                 if call is self or not call._begun:
                     call.blocked.add(key)
+
+    def fail(self, batch: Sequence[Message], indexes: Sequence[int], error: DeliveryError) -> dict[int, DeliveryError]:
+        """Stop the keys of messages that did not arrive. Return the failures, by index in the batch."""
+        for index in indexes:
+            self.stop(batch[index].key)
+        return dict.fromkeys(indexes, error)
 
     def is_sole(self, key: str | None) -> bool:
         """Return whether no other call stops this key."""

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
-from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
+from mailboat.errors import EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message
 from mailboat.sinks.daemon_thread import in_a_thread
 from mailboat.sinks.key_fence import FenceTicket, KeyFence
@@ -62,33 +62,25 @@ class LogSink:
         return None
 
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
-        return self._publish(batch, self._fence.call())
+        return self._publish(batch, FenceTicket(self._fence))
 
     async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         deadline = time.monotonic() + self._delivery_timeout
         with hold:
-            written, error = await self._write_in_turn(batch, hold, deadline)
-            if error is None:
-                return ALL_DELIVERED
-            for message in batch[written:]:
-                hold.stop(message.key)
-            return dict.fromkeys(range(written, len(batch)), error)
-
-    async def _write_in_turn(
-        self, batch: Sequence[Message], hold: FenceTicket, deadline: float
-    ) -> tuple[int, DeliveryError | None]:
-        try:
-            async with asyncio.timeout(self._delivery_timeout):
-                await self._turn.acquire()
-        except TimeoutError:
-            return 0, SinkUnavailable(f"{self._place} took nothing for {self._delivery_timeout:g} s")
-        try:
-            hold.begin()
-            if hold.blocked and any(message.key in hold.blocked for message in batch):
-                return 0, Undecided("stands behind a failed write")
-            return await self._write(batch, deadline)
-        finally:
-            self._turn.release()
+            try:
+                async with asyncio.timeout(self._delivery_timeout):
+                    await self._turn.acquire()
+            except TimeoutError:
+                silence = SinkUnavailable(f"{self._place} took nothing for {self._delivery_timeout:g} s")
+                return hold.fail(batch, range(len(batch)), silence)
+            try:
+                hold.begin()
+                if hold.blocked and any(message.key in hold.blocked for message in batch):
+                    return hold.fail(batch, range(len(batch)), Undecided("stands behind a failed write"))
+                written, error = await self._write(batch, deadline)
+            finally:
+                self._turn.release()
+            return ALL_DELIVERED if error is None else hold.fail(batch, range(written, len(batch)), error)
 
     async def close(self) -> None:
         self._closed = True

@@ -15,7 +15,6 @@ class PullSink:
 
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> Self:
-        """Build the sink from ``mailboat_spec.PullSink``, which has no settings."""
         return cls()
 
     async def open(self) -> None:

@@ -22,11 +22,11 @@ def build_sink(spec: SinkSpec, context: SinkContext) -> Sink:
     kind, where = spec.kind, f"{context.subscription}: spec.sink"
     chosen: Any = spec.chosen
     if isinstance(chosen, CustomSink):
-        return _load(chosen.type, f"{where}.custom.type", context).build(dict(chosen.config), context)
-    return _load(kind, f"{where}.{kind}", context).build(chosen, context)
+        return _load(chosen.type, f"{where}.custom.type").build(dict(chosen.config), context)
+    return _load(kind, f"{where}.{kind}").build(chosen, context)
 
 
-def _load(name: str, where: str, context: SinkContext) -> type[Sink]:
+def _load(name: str, where: str) -> type[Sink]:
     found = next(iter(entry_points(group=GROUP, name=name)), None)
     if found is None:
         installed = ", ".join(sorted({point.name for point in entry_points(group=GROUP)})) or "none"

@@ -84,7 +84,7 @@ class MemorySink:
         return None
 
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
-        return self._publish(batch, self._stops.call())
+        return self._publish(batch, FenceTicket(self._stops))
 
     async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         self.publishes += 1
@@ -94,9 +94,11 @@ class MemorySink:
                     await self._accepting.wait()
                     return self._accept(batch, hold)
             except TimeoutError:
-                return self._all(batch, hold, SinkUnavailable(f"no answer within {self._delivery_timeout:g} s"))
+                return hold.fail(
+                    batch, range(len(batch)), SinkUnavailable(f"no answer within {self._delivery_timeout:g} s")
+                )
             except asyncio.CancelledError:
-                self._all(batch, hold, Undecided("cancelled"))
+                hold.fail(batch, range(len(batch)), Undecided("cancelled"))
                 raise
 
     async def close(self) -> None:
@@ -106,12 +108,12 @@ class MemorySink:
     def _accept(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         hold.begin()
         if self._closed:
-            return self._all(batch, hold, SinkUnavailable("the sink is closed"))
+            return hold.fail(batch, range(len(batch)), SinkUnavailable("the sink is closed"))
         if self._outage is not None:
-            return self._all(batch, hold, SinkUnavailable(self._outage))
+            return hold.fail(batch, range(len(batch)), SinkUnavailable(self._outage))
         refused = {index for index, message in enumerate(batch) if self._refuses is not None and self._refuses(message)}
         if refused and not self._tells_which and len(batch) > 1:
-            return self._all(batch, hold, Undecided("a message of this batch was refused"))
+            return hold.fail(batch, range(len(batch)), Undecided("a message of this batch was refused"))
         failures: dict[int, DeliveryError] = {}
         for index, message in enumerate(batch):
             if self.traits.stops_behind_failure and message.key in hold.blocked:
@@ -123,8 +125,3 @@ class MemorySink:
                 continue
             hold.stop(message.key)
         return failures or ALL_DELIVERED
-
-    def _all(self, batch: Sequence[Message], hold: FenceTicket, error: DeliveryError) -> Failures:
-        for message in batch:
-            hold.stop(message.key)
-        return dict.fromkeys(range(len(batch)), error)

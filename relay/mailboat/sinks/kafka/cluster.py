@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from mailboat.errors import SinkUnavailable
 from mailboat.sinks.daemon_thread import in_a_thread
-from mailboat.sinks.kafka.kafka_errors import Report, missing_topic, more_specific, no_answer, unavailable
+from mailboat.sinks.kafka.kafka_errors import Report, more_specific, no_answer, unavailable
 from mailboat.sinks.kafka.librdkafka_settings import Settings, producer_settings
 from mailboat.sinks.kafka.producer import ProducerEpoch
 from mailboat.sinks.kafka.producer_share import ProducerShare
@@ -39,12 +39,6 @@ class TopicFacts:
     """None if the request failed or is not allowed. Then the brokers decide per message."""
     compacted: bool = False
     """True if the topic accepts no message without a key."""
-
-    def since(self, before: TopicFacts | None) -> TopicFacts:
-        """Return these facts; if the limits are unknown, with the limits of ``before``."""
-        if before is None or self.max_message_bytes is not None:
-            return self
-        return replace(before, partitions=self.partitions)
 
 
 Fingerprint = frozenset[tuple[str, Any]]
@@ -69,7 +63,7 @@ class Cluster:
         self._requested: dict[str, float] = {}
         """Topics of the next metadata request, each with its timeout in seconds."""
         self._answers: dict[str, asyncio.Future[TopicFacts]] = {}
-        self._requesting = False
+        """Answers to the current and to the next request. If there is none, no request runs."""
 
     def producer(self, max_message_bytes: int | None, delivery_timeout: float) -> SharedProducer:
         """Return the producer for topics with this maximum message size and sinks with this delivery timeout."""
@@ -82,14 +76,12 @@ class Cluster:
     def describe(self, topic: str, timeout: float) -> asyncio.Future[TopicFacts]:
         """Request the metadata of a topic. Concurrent requests use one client and one future, which a caller must not
         cancel. It raises ``SinkUnavailable`` and the errors of ``describe_topics``."""
-        answer = self._answers.get(topic)
-        if answer is None:
-            answer = self._answers[topic] = asyncio.get_running_loop().create_future()
-            self._requested[topic] = timeout
-            if not self._requesting:
-                self._requesting = True
+        if topic not in self._answers:
+            if not self._answers:
                 asyncio.get_running_loop().call_soon(self._request)
-        return answer
+            self._requested[topic] = timeout
+            self._answers[topic] = asyncio.get_running_loop().create_future()
+        return self._answers[topic]
 
     def _request(self) -> None:
         topics, self._requested = self._requested, {}
@@ -107,8 +99,7 @@ class Cluster:
             else:
                 answer.set_exception(result)
                 answer.exception()  # marks it as retrieved: the waiting caller may have been cancelled
-        self._requesting = bool(self._requested)
-        if self._requesting:
+        if self._requested:
             self._request()
 
 
@@ -166,12 +157,11 @@ def describe_topics(
         except KafkaException:
             admin.poll(0)  # runs ``error_cb``, whose error names more than "timed out"
             return dict.fromkeys(topics, no_answer(bootstrap, timeout, client_error))
-        if found.error is not None:
-            answers[topic] = unavailable(Report.of(found.error, topic, -1), bootstrap)
-        elif not found.partitions:
-            answers[topic] = missing_topic(topic, bootstrap)
-        else:
+        if found.error is None and found.partitions:
             partitions[topic] = len(found.partitions)
+        else:
+            error = KafkaError(KafkaError._UNKNOWN_TOPIC) if found.error is None else found.error
+            answers[topic] = unavailable(Report.of(error, topic, -1), bootstrap)
     return answers | _with_limits(admin, partitions, timeout)
 
 

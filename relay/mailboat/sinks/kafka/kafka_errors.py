@@ -1,11 +1,9 @@
 """Mapping of librdkafka errors: message refused or destination unavailable, with the remedy for the operator."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from confluent_kafka import KafkaError
 
@@ -39,13 +37,25 @@ _TOPIC_MISSING: Final = frozenset(
     {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
 )
 _NOT_ALLOWED: Final = frozenset({KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED})
+_TLS_FAILED: Final = frozenset({KafkaError._SSL})
 _LOGIN_FAILED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
 _TOO_FEW_REPLICAS: Final = frozenset({KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
 NETWORK: Final = frozenset(
     {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
 )
-_CONNECTION: Final = NETWORK | _LOGIN_FAILED | {KafkaError._SSL, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+_CONNECTION: Final = NETWORK | _LOGIN_FAILED | _TLS_FAILED | {KafkaError.CLUSTER_AUTHORIZATION_FAILED}
 """Not about a topic: everything sent over the same connections fails alike."""
+_UNAVAILABLE: Final = {
+    _TOPIC_MISSING: "{topic} does not exist on {where}: create it, or correct spec.sink.kafka.topic",
+    _NOT_ALLOWED: "{where} does not let this client write to {topic} ({name}): allow Write on the topic (and"
+    " IdempotentWrite before Kafka 2.8) to its user",
+    _LOGIN_FAILED: "{where} refused the login: {text}; check sasl.* in spec.sink.kafka.config and configSecretRef",
+    _TLS_FAILED: "TLS to {where} failed: {text}; check ssl.* and security.protocol",
+    _TOO_FEW_REPLICAS: "{topic} on {where} has too few replicas in sync ({name}): bring its brokers back, or lower"
+    " min.insync.replicas",
+    NETWORK: "{where} can't be reached: {text}; are the brokers up, is spec.sink.kafka.bootstrapServers right?",
+}
+"""Cause and remedy by error code."""
 
 
 class RefusedTogether(Undecided):
@@ -63,7 +73,7 @@ class Report:
     partition: int
 
     @classmethod
-    def of(cls, error: KafkaError, topic: str, partition: int) -> Report:
+    def of(cls, error: KafkaError, topic: str, partition: int) -> Self:
         code, text = error.code(), error.str()
         if code == KafkaError._TRANSPORT and "SSL routines" in text:
             code = KafkaError._SSL  # librdkafka reports OpenSSL errors under either code
@@ -81,38 +91,10 @@ def refused(report: Report) -> EventRefused:
 
 
 def unavailable(report: Report, bootstrap: str) -> SinkUnavailable:
-    """Return an error that states the cause and the remedy."""
-    code, where = report.code, f"Kafka at {bootstrap}"
-    topic = f"topic {report.topic}" if report.topic else "the topic"
-    if code in _TOPIC_MISSING:
-        return missing_topic(report.topic, bootstrap)
-    if code in _NOT_ALLOWED:
-        return SinkUnavailable(
-            f"{where} does not let this client write to {topic} ({report.name}): "
-            "allow Write on the topic (and IdempotentWrite before Kafka 2.8) to its user"
-        )
-    if code in _LOGIN_FAILED:
-        return SinkUnavailable(
-            f"{where} refused the login: {report.text}; check sasl.* in spec.sink.kafka.config and configSecretRef"
-        )
-    if code == KafkaError._SSL:
-        return SinkUnavailable(f"TLS to {where} failed: {report.text}; check ssl.* and security.protocol")
-    if code in _TOO_FEW_REPLICAS:
-        return SinkUnavailable(
-            f"topic {report.topic} on {where} has too few replicas in sync ({report.name}): bring its brokers back, "
-            "or lower min.insync.replicas"
-        )
-    if code in NETWORK:
-        return SinkUnavailable(
-            f"{where} can't be reached: {report.text}; are the brokers up, is spec.sink.kafka.bootstrapServers right?"
-        )
-    return SinkUnavailable(f"{where} can't take events just now: {report.text} ({report.name})")
-
-
-def missing_topic(topic: str, bootstrap: str) -> SinkUnavailable:
-    return SinkUnavailable(
-        f"topic {topic} does not exist on Kafka at {bootstrap}: create it, or correct spec.sink.kafka.topic"
-    )
+    other = "{where} can't take events just now: {text} ({name})"
+    message = next((message for codes, message in _UNAVAILABLE.items() if report.code in codes), other)
+    where, topic = f"Kafka at {bootstrap}", f"topic {report.topic}" if report.topic else "the topic"
+    return SinkUnavailable(message.format(where=where, topic=topic, text=report.text, name=report.name))
 
 
 def more_specific(before: Report | None, now: Report) -> Report | None:
@@ -148,7 +130,6 @@ class EpochResults:
         self._bootstrap = bootstrap
         self._refused = Counter((report.topic, report.partition) for report in reports if report.code in REFUSING)
         self._identified = {(report.topic, report.partition) for report in reports if report.code == _DIFFERENT_RECORD}
-        self._together = RefusedTogether("the broker refused the Kafka batch that it was in")
         causes = [report for report in reports if report.code in _CONNECTION]
         self.common = next((report for report in (fatal, *causes) if report and report.code not in COLLATERAL), None)
         """Cause that affects all sinks alike."""
@@ -168,4 +149,4 @@ class EpochResults:
         # The broker refuses whole batches, and a batch has one partition: the only message of a batch is at fault.
         if self._refused[place] == 1 or place in self._identified:
             return refused(report)
-        return self._together
+        return RefusedTogether("the broker refused the Kafka batch that it was in")

@@ -5,22 +5,18 @@ After a failure that it caused, a sink uses separate sessions for a while, so th
 topic (dead letters) use a nested sink: a missing topic must not end the session of all other messages.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Sequence
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, Self
 
 from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message
-from mailboat.sinks.daemon_thread import in_a_thread
 from mailboat.sinks.kafka.cluster import NOT_ACCEPTED, Cluster, SharedProducer, TopicFacts, cluster_of
 from mailboat.sinks.kafka.kafka_errors import RefusedTogether, no_answer
-from mailboat.sinks.kafka.librdkafka_settings import check_settings, client_settings, masked_error
-from mailboat.sinks.kafka.producer import ProducerEpoch
+from mailboat.sinks.kafka.librdkafka_settings import Settings, check_settings, client_settings, masked_error
 from mailboat.sinks.kafka.producer_share import ProducerShare, PublishCall
 from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
@@ -36,36 +32,31 @@ _UNSHARED_FOR: Final = 600.0
 _BATCH_OVERHEAD: Final = 128
 _HEADER_OVERHEAD: Final = 10
 """Upper bounds of the bytes that Kafka's record format adds to a message and to each header."""
-_JOIN_TIMEOUT: Final = 5.0
+_CLOSE_TIMEOUT: Final = 5.0
 _LAST_ANSWERS: Final = 3.0
 """Seconds for answers to what is on the wire when a call is cancelled; less than the rest of a lease at that time."""
 
 _topic_of: Final = attrgetter("topic")
 
 
+@dataclass(eq=False, repr=False)
 class KafkaSink:
     """Idempotent producer with acks=all; chooses the same partition per key as a Java producer."""
 
     traits = Traits(header_prefix="ce_", stops_behind_failure=True)
 
-    def __init__(
-        self,
-        topic: str,
-        client: dict[str, Any],
-        *,
-        delivery_timeout: float,
-        secrets: Sequence[str] = (),
-        opens_by_itself: bool = False,
-    ) -> None:
-        """``secrets``: values of the client settings that must not appear in any error message."""
-        self._topic = topic
-        self._secrets = secrets
-        self._opens_by_itself = opens_by_itself
-        self._topic_sinks: dict[str, KafkaSink] = {}
+    topic: str
+    client: Settings
+    _: KW_ONLY
+    delivery_timeout: float
+    secrets: Sequence[str] = ()
+    """Values of the client settings that must not appear in any error message."""
+    opens_by_itself: bool = False
+
+    def __post_init__(self) -> None:
+        self._topic_sinks: dict[str, Self] = {}
         """Sinks for other topics, created and opened with their first message."""
-        self._client = client
-        self._bootstrap: str = client["bootstrap.servers"]
-        self._delivery_timeout = delivery_timeout
+        self._bootstrap: str = self.client["bootstrap.servers"]
         self._facts: TopicFacts | None = None
         self._requested_at = self._limit_at = 0.0
         """Time of the last metadata request, and of the last one that returned the maximum message size."""
@@ -75,7 +66,8 @@ class KafkaSink:
         self._share: ProducerShare | None = None
         self._unshared: asyncio.TimerHandle | None = None
         """Timer that is set while this sink shares no session."""
-        self._retired: set[ProducerEpoch] = set()
+        self._closing: set[asyncio.Future[None]] = set()
+        """Ends of former producers."""
         self._turn = asyncio.Lock()
         self._fence = KeyFence()
         self._closed = False
@@ -102,7 +94,7 @@ class KafkaSink:
             return None  # the limit of a dead-letter topic is not known here; the broker decides
         if key is None and facts.compacted:
             return EventRefused(
-                f"topic {self._topic} is compacted and takes no message without a key; emit the event with a key, "
+                f"topic {self.topic} is compacted and takes no message without a key; emit the event with a key, "
                 "or change the topic's cleanup.policy",
                 reason="NoKey",
                 retryable=False,
@@ -116,7 +108,7 @@ class KafkaSink:
             return None
         # The limit may have been raised since the last metadata request: repeat the request before giving up the event.
         return EventRefused(
-            f"the message has {size} bytes, topic {self._topic} takes {facts.max_message_bytes}; "
+            f"the message has {size} bytes, topic {self.topic} takes {facts.max_message_bytes}; "
             "raise max.message.bytes of the topic, or emit smaller events",
             reason="TooLarge",
             retryable=self._outdated(_REPLAY_OUTDATED_AFTER if "mailboat-replay" in headers else _OUTDATED_AFTER),
@@ -125,7 +117,7 @@ class KafkaSink:
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
         if any(map(_topic_of, batch)):
             return self._publish_by_topic(batch)
-        return self._publish(batch, self._fence.call())
+        return self._publish(batch, FenceTicket(self._fence))
 
     async def _publish_by_topic(self, batch: Sequence[Message]) -> Failures:
         """Publish topic by topic and stop at the first failure: order per key holds across topics as well."""
@@ -142,24 +134,15 @@ class KafkaSink:
         return failures or ALL_DELIVERED
 
     async def check_topic(self, topic: str) -> None:
-        """Raise ``SinkUnavailable`` if another topic, for dead letters, does not exist."""
         await self._for(topic)._describe()
 
-    def _for(self, topic: str) -> KafkaSink:
+    def _for(self, topic: str) -> Self:
         if topic not in self._topic_sinks:
-            self._topic_sinks[topic] = KafkaSink(
-                topic,
-                self._client,
-                delivery_timeout=self._delivery_timeout,
-                secrets=self._secrets,
-                opens_by_itself=True,
-            )
+            self._topic_sinks[topic] = replace(self, topic=topic, opens_by_itself=True)
         return self._topic_sinks[topic]
 
     async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
-        if not batch:
-            return ALL_DELIVERED
-        deadline = asyncio.get_running_loop().time() + self._delivery_timeout
+        deadline = asyncio.get_running_loop().time() + self.delivery_timeout
         with hold:
             failures = await self._deliver(batch, hold, deadline)
             if len(batch) == 1 and isinstance(failures.get(0), RefusedTogether) and hold.is_sole(batch[0].key):
@@ -185,9 +168,9 @@ class KafkaSink:
                 await share.session.drained.wait()
             self._leave(share)
         self._facts = self._producer = self._cluster = None
-        retired, self._retired = self._retired, set()
-        for session in retired:
-            await in_a_thread(partial(session.join, _JOIN_TIMEOUT), "kafka-join")
+        closing, self._closing = self._closing, set()
+        if closing:
+            await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT)
 
     async def _deliver(
         self, batch: Sequence[Message], hold: FenceTicket, deadline: float, *, alone: bool = False
@@ -205,7 +188,7 @@ class KafkaSink:
                 await call.done.wait()
         except TimeoutError:
             if call is None:
-                return self._fail_all(batch, hold, self._no_answer(self._share))
+                return hold.fail(batch, range(len(batch)), self._no_answer(self._share))
             reason = self._no_answer(call.share)
             if not call.share.withdraw(call, reason):
                 call.share.time_out(call, reason)
@@ -217,10 +200,10 @@ class KafkaSink:
                 # next session nor be sent again after another relay took over.
                 loop = asyncio.get_running_loop()
                 loop.call_at(min(deadline, loop.time() + _LAST_ANSWERS), call.share.session.stop)
-            self._fail_all(batch, hold, Undecided("cancelled"))
+            hold.fail(batch, range(len(batch)), Undecided("cancelled"))
             raise
         except SinkUnavailable as error:
-            return self._fail_all(batch, hold, error)
+            return hold.fail(batch, range(len(batch)), error)
         return call.failures or ALL_DELIVERED
 
     async def _ready_share(self, *, alone: bool = False) -> ProducerShare:
@@ -228,7 +211,7 @@ class KafkaSink:
         if self._closed:
             raise SinkUnavailable("the sink is closed")
         if self._facts is None:
-            if not self._opens_by_itself:
+            if not self.opens_by_itself:
                 raise SinkUnavailable("the sink is not open")
             self._set_facts(await self._describe())
         self._refresh_if_older(_REFRESH)
@@ -249,7 +232,7 @@ class KafkaSink:
             raise SinkUnavailable("the sink is closed")
         if share is None:
             try:
-                share = self._share = self._producer.join(self._topic, separate=self._unshared is not None)
+                share = self._share = self._producer.join(self.topic, separate=self._unshared is not None)
             except NOT_ACCEPTED as error:
                 raise self._not_accepted(error) from None
         share.proven_partitions.widen(self._facts.partitions)
@@ -262,12 +245,11 @@ class KafkaSink:
         """Leave a share without calls in flight."""
         self._share = None
         share.session.leave(share)
-        self._retired = {
-            session for session in (*self._retired, share.session) if session.stopped and not session.closed
-        }
+        if (closing := share.session.closing) is not None:
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def _stop_sharing(self) -> None:
-        """Stop sharing sessions for ``_UNSHARED_FOR`` seconds."""
         if self._unshared is not None:
             self._unshared.cancel()
         self._unshared = asyncio.get_running_loop().call_later(_UNSHARED_FOR, self._share_again)
@@ -280,11 +262,11 @@ class KafkaSink:
 
     def _brokers(self) -> Cluster:
         if self._cluster is None:
-            self._cluster = cluster_of(self._client)
+            self._cluster = cluster_of(self.client)
         return self._cluster
 
     async def _describe(self) -> TopicFacts:
-        response = self._brokers().describe(self._topic, min(_OPEN_TIMEOUT, self._delivery_timeout))
+        response = self._brokers().describe(self.topic, min(_OPEN_TIMEOUT, self.delivery_timeout))
         try:
             return await asyncio.shield(response)
         except NOT_ACCEPTED as error:
@@ -293,7 +275,7 @@ class KafkaSink:
     def _not_accepted(self, error: Exception) -> SinkUnavailable:
         """Return the error for a client that can't be created. The settings were valid when the sink was built."""
         return SinkUnavailable(
-            f"no client for Kafka at {self._bootstrap} can be made: {masked_error(error, self._secrets)}; has the "
+            f"no client for Kafka at {self._bootstrap} can be made: {masked_error(error, self.secrets)}; has the "
             "relay enough memory, threads and file descriptors?"
         )
 
@@ -303,11 +285,10 @@ class KafkaSink:
         return asyncio.get_running_loop().time() - self._limit_at > after
 
     def _refresh_if_older(self, after: float) -> None:
-        """Start a metadata request if the last one is more than ``after`` seconds ago."""
         if asyncio.get_running_loop().time() - self._requested_at <= after:
             return
         if self._refresh_task is None or self._refresh_task.done():
-            self._refresh_task = asyncio.create_task(self._refresh(), name=f"describe {self._topic}")
+            self._refresh_task = asyncio.create_task(self._refresh(), name=f"describe {self.topic}")
 
     async def _refresh(self) -> None:
         try:
@@ -319,13 +300,10 @@ class KafkaSink:
         self._requested_at = asyncio.get_running_loop().time()
         if facts.max_message_bytes is not None:
             self._limit_at = self._requested_at
-        self._facts = facts.since(self._facts)
-        self._producer = self._brokers().producer(self._facts.max_message_bytes, self._delivery_timeout)
+        elif self._facts is not None:
+            facts = replace(self._facts, partitions=facts.partitions)  # the limits are unknown now: keep the last ones
+        self._facts = facts
+        self._producer = self._brokers().producer(facts.max_message_bytes, self.delivery_timeout)
 
     def _no_answer(self, share: ProducerShare | None) -> SinkUnavailable:
-        return no_answer(self._bootstrap, self._delivery_timeout, None if share is None else share.session.client_error)
-
-    def _fail_all(self, batch: Sequence[Message], hold: FenceTicket, error: DeliveryError) -> Failures:
-        for message in batch:
-            hold.stop(message.key)
-        return dict.fromkeys(range(len(batch)), error)
+        return no_answer(self._bootstrap, self.delivery_timeout, None if share is None else share.session.client_error)

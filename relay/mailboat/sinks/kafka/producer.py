@@ -18,13 +18,13 @@ destruction of a producer, which may block, runs in a thread.
 
 import asyncio
 import logging
-import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from mailboat.errors import DeliveryError, SinkUnavailable, Undecided
+from mailboat.sinks.daemon_thread import in_a_thread
 from mailboat.sinks.kafka.kafka_errors import EpochResults, Report, is_about_a_topic, more_specific
 from mailboat.sinks.kafka.producer_share import ProducerShare, ProvenPartitions, PublishCall
 
@@ -79,7 +79,8 @@ class ProducerEpoch:
         self._superseded = False
         self.producer: Any = Producer({**settings, "logger": logger, "error_cb": self._on_error})
         """None once it is retired."""
-        self._close_thread: threading.Thread | None = None
+        self.closing: asyncio.Future[None] | None = None
+        """Done once the threads and connections of a retired producer are gone."""
         self._reported_at = self._started_at
         self._timer = self._loop.call_later(_SLOW, self._poll)
 
@@ -185,17 +186,7 @@ class ProducerEpoch:
         self._timer.cancel()
         last, self.producer = [self.producer], None
         # Dropping the last reference closes the connections and blocks until they are closed.
-        self._close_thread = threading.Thread(target=last.clear, name="mailboat-kafka-end", daemon=True)
-        self._close_thread.start()
-
-    @property
-    def closed(self) -> bool:
-        return self._close_thread is not None and not self._close_thread.is_alive()
-
-    def join(self, timeout: float) -> None:
-        """Block until the threads and connections of a retired producer are gone."""
-        if self._close_thread is not None:
-            self._close_thread.join(timeout)
+        self.closing = in_a_thread(last.clear, "kafka-end")
 
     # ---- polling ---------------------------------------------------------------------------------------------------
 
@@ -214,25 +205,14 @@ class ProducerEpoch:
             if self.producer.poll(0):
                 self._reported_at = now
         except KafkaException as error:  # ``poll`` raises fatal errors
-            self._loop.call_soon(self._end, Report.of(error.args[0], "", -1))
+            self._fatal = self._fatal or Report.of(error.args[0], "", -1)
+            self._loop.call_soon(self.stop)
         finally:
             pause = min(max(_QUICK, (now - self._reported_at) * _POLL_FRACTION), _SLOW) if self.calls else _IDLE
             self._timer = self._loop.call_later(pause, self._poll)
 
     def _on_error(self, error: KafkaError) -> None:
         self.client_error = more_specific(self.client_error, Report.of(error, "", -1))
-
-    def report_failure(self) -> None:
-        if not self.failed:
-            self.failed = True
-            self._loop.call_soon(self.stop)
-
-    def report_answered(self, call: PublishCall) -> None:
-        self._loop.call_soon(self.settle, call)
-
-    def _end(self, fatal: Report) -> None:
-        self._fatal = self._fatal or fatal
-        self.stop()
 
     def notify(self) -> None:
         self._changed.set()

@@ -84,10 +84,13 @@ class PublishCall:
         """Record a delivery report. librdkafka calls this inside ``poll``, once per message."""
         if error is not None:
             self.errors[index] = Report.of(error, message.topic(), message.partition())
-            self.share.session.report_failure()
+            session = self.share.session
+            if not session.failed:
+                session.failed = True
+                asyncio.get_running_loop().call_soon(session.stop)
         self.answered += 1
         if self.answered == self.expected:
-            self.share.session.report_answered(self)
+            asyncio.get_running_loop().call_soon(self.share.session.settle, self)
 
     def report_first(self, key: str, index: int, error: KafkaError | None, message: Any) -> None:
         """Record a delivery report of the first message of a key on a topic with cold partitions."""
@@ -101,24 +104,24 @@ class PublishCall:
         return self.answered == self.expected
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProducerShare:
     """One sink's part of a session. Hands over calls one after the other."""
 
-    def __init__(self, session: ProducerEpoch, topic: str, proven_partitions: ProvenPartitions) -> None:
-        self.session = session
-        self.proven_partitions = proven_partitions
-        self.at_fault = False
-        """True if a failure on this share, not of the connection, ended the session."""
-        self.calls: set[PublishCall] = set()
-        self.bytes = 0
-        """Payload bytes of the calls in flight."""
-        self.answered_at = 0.0
-        """Time of the last successful call."""
-        self.reason: DeliveryError | None = None
-        """Result for messages of this share that no report explains."""
-        self.rejection: Report | None = None
-        """Why librdkafka did not accept a message of this share, if the message is not the cause."""
-        self._topic = topic
+    session: ProducerEpoch
+    topic: str
+    proven_partitions: ProvenPartitions
+    at_fault: bool = False
+    """True if a failure on this share, not of the connection, ended the session."""
+    calls: set[PublishCall] = field(default_factory=set)
+    bytes: int = 0
+    """Payload bytes of the calls in flight."""
+    answered_at: float = 0.0
+    """Time of the last successful call."""
+    reason: DeliveryError | None = None
+    """Result for messages of this share that no report explains."""
+    rejection: Report | None = None
+    """Why librdkafka did not accept a message of this share, if the message is not the cause."""
 
     def begin(self, batch: Sequence[Message], hold: FenceTicket) -> PublishCall:
         call = PublishCall(self, batch, hold, asyncio.get_running_loop().time())
@@ -158,7 +161,7 @@ class ProducerShare:
         session, proven_partitions = self.session, self.proven_partitions
         if session.failed:
             return
-        produce, batch, topic, report = session.producer.produce, call.batch, self._topic, call.report
+        produce, batch, topic, report = session.producer.produce, call.batch, self.topic, call.report
         cold, skipped, size = proven_partitions.cold, 0, 0
         for index in range(call.unsent, end):
             _, key, value, headers, _ = batch[index]
@@ -179,16 +182,16 @@ class ProducerShare:
             try:
                 # Positional, since keyword arguments cost 1 µs: partition (any), callback, its alias, timestamp (now).
                 produce(topic, value, key, -1, on_delivery, None, 0, headers)
-            except BufferError:
-                self._forget_first(first)
-                break
-            except (KafkaException, UnicodeError, ValueError, TypeError) as error:
+            except (BufferError, KafkaException, UnicodeError, ValueError, TypeError) as error:
+                if first is not None:
+                    proven_partitions.first.discard(first)
+                if isinstance(error, BufferError):
+                    break
                 refusal = _local_refusal(error, topic)
                 if refusal is None:
                     self.rejection = Report.of(error.args[0], topic, -1)
                     session.stop()
                     break
-                self._forget_first(first)
                 call.failures[index] = refusal
                 call.hold.stop(key)
                 skipped += 1
@@ -202,10 +205,6 @@ class ProducerShare:
         call.bytes += size
         self.bytes += size
         session.bytes += size
-
-    def _forget_first(self, key: str | None) -> None:
-        if key is not None:
-            self.proven_partitions.first.discard(key)
 
     async def _room(self) -> None:
         """Wait until a key's first message was acknowledged, or the queue may have room."""
@@ -227,9 +226,7 @@ class ProducerShare:
         """Finish a call that was not handed over completely. Returns False if any of its messages is in flight."""
         if self.session.stopped or call.errors or not call.all_answered:
             return False
-        for index in range(call.unsent, len(call.batch)):
-            call.failures[index] = reason
-            call.hold.stop(call.batch[index].key)
+        call.failures |= call.hold.fail(call.batch, range(call.unsent, len(call.batch)), reason)
         self.session.finish(call)
         return True
 

@@ -100,11 +100,6 @@ class PublisherChannel:
             response_deserializer=Topic.pb().FromString,
         )
 
-    @classmethod
-    async def open(cls, destination: PubSubEndpoint, topic: str) -> Self:
-        """Create the channel; it connects later. Raises ``SinkUnavailable`` if there are no credentials."""
-        return cls(await open_channel(destination, "spec.sink.pubsub"), topic)
-
     async def publish(self, messages: Iterable[Message], ordering_key: str, *, timeout: float, topic: str) -> None:
         """Send one request, which succeeds or fails as a whole. Raises ``grpc.aio.AioRpcError``."""
         request = _PublishRequest(

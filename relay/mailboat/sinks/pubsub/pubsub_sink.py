@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple, Self
 
 import grpc
 
-from mailboat.errors import ConfigError, DeliveryError, EventRefused, SinkUnavailable, Undecided
+from mailboat.errors import DeliveryError, EventRefused, SinkUnavailable, Undecided
 from mailboat.model import Message
 from mailboat.sinks.key_fence import FenceTicket, KeyFence
 from mailboat.sinks.protocol import ALL_DELIVERED, Failures, SinkContext, Traits
-from mailboat.sinks.pubsub.channel import REFUSING, PublisherChannel, PubSubEndpoint, unavailable
+from mailboat.sinks.pubsub.channel import REFUSING, PublisherChannel, PubSubEndpoint, open_channel, unavailable
 
 MAX_REQUEST_BYTES: Final = 10_000_000
 GOOD_REQUEST_BYTES: Final = 4_000_000
@@ -30,6 +30,7 @@ MAX_ATTRIBUTE_NAME_BYTES: Final = 256
 MAX_ATTRIBUTE_VALUE_BYTES: Final = 1024
 MAX_ORDERING_KEY_BYTES: Final = 1024
 _RESERVED_PREFIX: Final = "goog"
+_FIELD: Final = "spec.sink.pubsub"
 
 _REQUEST_OVERHEAD: Final = 1024  # topic name and framing
 _MESSAGE_OVERHEAD: Final = 64
@@ -61,14 +62,8 @@ class PubSubSink:
     @classmethod
     def build(cls, config: Any, context: SinkContext) -> Self:
         """Build the sink from ``mailboat_spec.PubSubSink``. Without an endpoint, PUBSUB_EMULATOR_HOST applies."""
-        reference, key_file = config.credentials_secret_ref, None
-        if reference is not None:
-            key_file = context.secrets.get(reference.key)
-            if key_file is None:
-                raise ConfigError(
-                    f"{context.subscription}: Secret {reference.name} has no key {reference.key}, which "
-                    "spec.sink.pubsub.credentialsSecretRef names"
-                )
+        reference = config.credentials_secret_ref
+        key_file = None if reference is None else context.secrets[reference.key]
         emulator = os.environ.get("PUBSUB_EMULATOR_HOST")
         destination = PubSubEndpoint.choose(config.endpoint, emulator, key_file, context.subscription)
         return cls(config.project, config.topic, destination, delivery_timeout=context.delivery_timeout)
@@ -76,11 +71,10 @@ class PubSubSink:
     async def open(self) -> None:
         self._closed = False
         if self._connection is None:
-            self._connection = await PublisherChannel.open(self._destination, self._topic)
+            self._connection = PublisherChannel(await open_channel(self._destination, _FIELD), self._topic)
         await self._look_up(self._topic)
 
     async def check_topic(self, topic: str) -> None:
-        """Raise ``SinkUnavailable`` if another topic of the project, for dead letters, does not exist."""
         await self._look_up(self._path(topic))
 
     async def _look_up(self, topic: str) -> None:
@@ -115,7 +109,7 @@ class PubSubSink:
         return None
 
     def publish(self, batch: Sequence[Message]) -> Coroutine[Any, Any, Failures]:
-        return self._publish(batch, self._fence.call())
+        return self._publish(batch, FenceTicket(self._fence))
 
     async def _publish(self, batch: Sequence[Message], hold: FenceTicket) -> Failures:
         deadline = asyncio.get_running_loop().time() + self._delivery_timeout
@@ -165,7 +159,8 @@ class PubSubSink:
                 if arrives and key not in call.hold.blocked:
                     arrives = await self._send(call, request, key)
                 else:
-                    call.fail(request, Undecided("an earlier message of its key did not arrive"))
+                    undecided = Undecided("an earlier message of its key did not arrive")
+                    call.failures |= call.hold.fail(call.batch, request, undecided)
                     arrives = False
         self._end(key, turn, arrived=arrives)
 
@@ -174,7 +169,7 @@ class PubSubSink:
         async with self._free:
             error = await self._answer([call.batch[index] for index in request], key, call.deadline)
         if error is not None:
-            call.fail(request, error)
+            call.failures |= call.hold.fail(call.batch, request, error)
         return error is None
 
     async def _answer(self, messages: Sequence[Message], key: str, deadline: float) -> DeliveryError | None:
@@ -211,7 +206,7 @@ class PubSubSink:
         if self._suspect and self._calls == {call}:
             self._suspect = False
             try:
-                fresh = await PublisherChannel.open(self._destination, self._topic)
+                fresh = PublisherChannel(await open_channel(self._destination, _FIELD), self._topic)
             except SinkUnavailable:
                 self._suspect = True  # no credentials at the moment: keep the old connection
                 return
@@ -246,11 +241,6 @@ class _Call:
                 self.keyed.setdefault(message.key, []).append(index)
             else:  # no key, or an empty one, which Pub/Sub treats as none
                 self.keyless.setdefault(message.topic, []).append(index)
-
-    def fail(self, indexes: Sequence[int], error: DeliveryError) -> None:
-        for index in indexes:
-            self.failures[index] = error
-            self.hold.stop(self.batch[index].key)
 
 
 def request_bytes(message: Message) -> int:
