@@ -22,12 +22,13 @@ import click
 from mailboat.cli.options import PATH, ManifestSource, outboxes_of, with_logging, with_manifests
 from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError
 from mailboat.http.auth import CallerAuth
-from mailboat.http.server import HttpApi, HttpServer, StatusExtras, parse_address
+from mailboat.http.server import HttpApi, HttpServer, parse_address
 from mailboat.runtime.config_source import ConfigSource, Configuration
 from mailboat.runtime.file_watch import fingerprint, secret_versions, watch
 from mailboat.runtime.gc_settings import configure_gc
 from mailboat.runtime.manifest_files import STANDARD_INPUT, load, subscription_warnings, warnings
 from mailboat.runtime.relay import Relay
+from mailboat.runtime.relay_status import ProcessStatus
 from mailboat.runtime.secrets import Secrets, existing_secrets_folder, secrets_folder
 from mailboat.runtime.shutdown import first_of
 from mailboat.store.settings import RelayIdentity
@@ -176,14 +177,13 @@ class Process:
     @asynccontextmanager
     async def serving(self, followed: ConfigSource | None) -> AsyncIterator[None]:
         """Run the HTTP server and the watchers for the duration of the block."""
-        api = HttpApi(
-            lambda: [each.status() for each in self.relays],
-            self.assign,
-            self.callers,
-            stopping=self.stop.is_set,
-            extras=lambda: StatusExtras(followed.report if followed else ConfigReport(), self.secret_versions),
-            configure=followed.push if followed is not None else None,
-        )
+
+        def status() -> ProcessStatus:
+            relays = tuple(each.status() for each in self.relays)
+            return ProcessStatus(relays, followed.report if followed else ConfigReport(), self.secret_versions)
+
+        configure = followed.push if followed is not None else None
+        api = HttpApi(status, self.assign, self.callers, self.stop.is_set, configure)
         tasks: list[asyncio.Task[None]] = []
 
         def begin(work: Coroutine[Any, Any, None]) -> None:

@@ -7,6 +7,7 @@ could choose the algorithm could sign with the public key. Imported only by a re
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,15 +46,15 @@ def parse_keys(text: bytes, source: str) -> tuple[Ed25519PublicKey, ...]:
     return tuple(keys)
 
 
+@dataclass(eq=False)
 class JwtVerifier:
     """Verifies that a call was signed by the operator for this relay."""
 
-    def __init__(self, file: Path, audience: str) -> None:
-        """``file``: the public keys, read again after each change."""
-        self._file = file
-        self._audience = audience
-        self._version: object = None
-        self._keys: tuple[Ed25519PublicKey, ...] = ()
+    file: Path
+    """The public keys, read again after each change."""
+    audience: str
+    _version: object = None
+    _keys: tuple[Ed25519PublicKey, ...] = ()
 
     def check(self, token: str, method: str, path: str) -> str:
         """Return the required digest of the body. Raises ``Unsigned``, or ``ConfigError`` if no key can be read."""
@@ -71,7 +72,7 @@ class JwtVerifier:
                     token,
                     key,
                     algorithms=_ALGORITHMS,
-                    audience=self._audience,
+                    audience=self.audience,
                     issuer=ISSUER,
                     leeway=_LEEWAY,
                     options={"require": _REQUIRED, "strict_aud": True},
@@ -84,13 +85,13 @@ class JwtVerifier:
 
     def _current_keys(self) -> tuple[Ed25519PublicKey, ...]:
         try:
-            version = version_of(self._file)
+            version = version_of(self.file)
             if version != self._version:
-                with self._file.open("rb") as opened:
-                    self._keys = parse_keys(opened.read(_LARGEST), str(self._file))
+                with self.file.open("rb") as opened:
+                    self._keys = parse_keys(opened.read(_LARGEST), str(self.file))
                 self._version = version
         except OSError as error:
-            raise ConfigError(f"{self._file} can't be read: {error.strerror}") from error
+            raise ConfigError(f"{self.file} can't be read: {error.strerror}") from error
         return self._keys
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from itertools import accumulate
 
-from aiohttp import web
+from aiohttp import typedefs, web
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, core
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -117,16 +117,15 @@ class StatusCollector(Collector):
             yield distribution
 
 
-class Metrics:
-    """A separate registry, so that several relays in one process (and tests) do not share the global one."""
+def metrics_handler(samples: Collector) -> typedefs.Handler:
+    """Return a handler with its own registry: several relays in one process (and tests) do not share the global one."""
+    registry = CollectorRegistry()
+    registry.register(samples)
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
 
-    def __init__(self, samples: Collector) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(samples)
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self._registry)
-
-    async def respond(self, request: web.Request) -> web.Response:
-        """Return the samples in the format of the Accept header."""
+    async def respond(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+
+    return respond

@@ -25,7 +25,7 @@ from mailboat.delivery.rebalance import decide, live_relays, orphans, reporter
 from mailboat.delivery.stream import Checkpoint, CheckpointHook, Clock, DeliverySession, Stream
 from mailboat.delivery.window_feeder import WindowFeeder
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError
-from mailboat.runtime.relay_status import LagProbe
+from mailboat.runtime.relay_status import SubscriptionLag
 from mailboat.runtime.subscription_set import await_dead_letter_topic, open_sink
 from mailboat.runtime.timings import Timings
 from mailboat.store.outbox_store import (
@@ -41,6 +41,9 @@ from mailboat.store.outbox_store import (
 )
 
 log = logging.getLogger(__name__)
+
+_IDLE_LAG_EVERY = 5
+"""Number of intervals between two lag queries for an idle subscription."""
 
 
 @dataclass(slots=True)
@@ -69,6 +72,7 @@ class RelaySession(DeliverySession):
     """Pull subscriptions whose lag this relay reports. One relay reports all partitions of a subscription."""
     orphans: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Partitions by subscription whose owner is silent or missing, and whose lag this relay reports meanwhile."""
+    lags: defaultdict[int, SubscriptionLag] = field(default_factory=lambda: defaultdict(SubscriptionLag))
     _readers: set[WindowFeeder] = field(default_factory=set)
     _releasing: set[CursorKey] = field(default_factory=set)
     _retirements: dict[asyncio.Task[None], int] = field(default_factory=dict)
@@ -82,7 +86,6 @@ class RelaySession(DeliverySession):
     _stop: asyncio.Event = field(init=False)
 
     def __post_init__(self, wake: WakeSettings) -> None:
-        self.lag = LagProbe(self.store, self.clock, self.timings.probe_every)
         self.committer = ProgressCommitter(self.store, wake, self.clock, self, self.on_checkpoint)
         self._lease_until = self.clock() + self.timings.trusted  # the leases began when the store was joined
 
@@ -98,11 +101,9 @@ class RelaySession(DeliverySession):
                 await stop.wait()  # heartbeats continue until the last batch is settled
                 if self._follow_task is not None:
                     self._follow_task.cancel()  # it would claim released partitions again
-                while True:
-                    self._release(list(self.owned))
+                while self.owned or self._retirements:  # a renewal in progress may start workers again
+                    self._release(self.owned)
                     await self._released()  # releasing partitions needs the committer
-                    if not self.owned:  # a renewal in progress may have started workers
-                        break
                 for task in (*background, *self._open_tasks.values()):
                     task.cancel()
         except BaseExceptionGroup as errors:
@@ -128,7 +129,7 @@ class RelaySession(DeliverySession):
         await self._released(number)
         self._open_tasks.pop(number).cancel()
         del self.streams[number], self.subscriptions[number]
-        self.lag.forget(number)
+        self.lags.pop(number, None)
         self._withdrawing.discard(number)
         self.store.withdraw(number)
 
@@ -137,10 +138,12 @@ class RelaySession(DeliverySession):
 
     async def _start_sink(self, stream: Stream) -> None:
         await open_sink(stream)
-        for key, owned in self.owned.items():
-            if key.subscription == stream.number:
-                owned.worker.check_parked()
+        for worker in self.workers(stream.number):
+            worker.check_parked()
         await await_dead_letter_topic(stream)
+
+    def workers(self, number: int) -> list[PartitionWorker]:
+        return [owned.worker for key, owned in self.owned.items() if key.subscription == number]
 
     # -- ownership ---------------------------------------------------------------------------------------------------
 
@@ -203,8 +206,7 @@ class RelaySession(DeliverySession):
     def _needs_renewal(self, key: CursorKey) -> bool:
         """Return whether a lease should be renewed now. While a snapshot is held, Postgres keeps the former versions of
         a cursor. A lookup by epoch passes those since the last renewal."""
-        idle = self.committer.at_head(key) and self.owned[key].worker.pending == 0
-        return idle and self.committer.windows(key) >= self.timings.renew_after
+        return self._at_head(self.owned[key].worker) and self.committer.windows(key) >= self.timings.renew_after
 
     def _log_peers(self, alive: set[str], before: set[str]) -> None:
         for event, peers in (("Relay joined", alive - before), ("Relay left", before - alive)):
@@ -242,10 +244,9 @@ class RelaySession(DeliverySession):
             return
         log.info("Subscription %s.", "paused" if paused else "resumed", extra={"subscription": subscription.name})
         self.subscriptions[number] = replace(subscription, paused=paused)
-        for key, owned in self.owned.items():
-            if key.subscription == number:
-                self.committer.pause(key, paused)
-                owned.worker.pause(paused)
+        for worker in self.workers(number):
+            self.committer.pause(worker.lease.key, paused)
+            worker.pause(paused)
 
     async def _start_workers(self, cursors: Iterable[Cursor]) -> list[CursorKey]:
         """Start workers for acquired cursors and return their keys. Release those that were withdrawn meanwhile."""
@@ -374,17 +375,18 @@ class RelaySession(DeliverySession):
         while True:
             await asyncio.sleep(self.timings.probe_every)
             for number in {key.subscription for key in self.owned} | self.reported | self.orphans.keys():
+                subscription, lag = self.subscriptions.get(number), self.lags[number]
                 idle = number not in self.reported and number not in self.orphans and self.caught_up(number)
-                if (subscription := self.subscriptions.get(number)) is not None:
-                    await self.lag.query(subscription, idle=idle)
+                intervals = _IDLE_LAG_EVERY if idle else 0
+                if subscription is not None and self.clock() - lag.queried_at >= intervals * self.timings.probe_every:
+                    await lag.query(self.store, subscription, self.clock)
 
     def caught_up(self, number: int) -> bool:
         """Return whether all events of this relay's partitions found by the last poll are settled."""
-        return all(
-            self.committer.at_head(key) and owned.worker.pending == 0
-            for key, owned in self.owned.items()
-            if key.subscription == number
-        )
+        return all(self._at_head(worker) for worker in self.workers(number))
+
+    def _at_head(self, worker: PartitionWorker) -> bool:
+        return self.committer.at_head(worker.lease.key) and worker.pending == 0
 
 
 def _primary_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
