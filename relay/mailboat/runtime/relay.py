@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from functools import partial
 from random import Random
 
 from mailboat.delivery.backoff import Backoff
@@ -48,12 +49,11 @@ class Relay:
         on_checkpoint: CheckpointHook = ignore_checkpoint,
     ) -> None:
         self.name = full_name(config.relay)
-        self._config = RelayConfig(config, secrets, follows=follows)
+        self._timings = timings or Timings()
+        self._config = RelayConfig(config, secrets, self._timings, limits or ReadLimits(), follows=follows)
         self._identity = identity
         self._random = Random()
         self._on_checkpoint = on_checkpoint
-        self._timings = timings or Timings()
-        self._limits = limits or ReadLimits()
         self._totals = Totals()
         self._schema = SchemaGate(self.name, self._waits)
         self._retention_clock = RetentionClock()
@@ -75,13 +75,9 @@ class Relay:
         """Reload secrets in use if they changed."""
         if self._connected is None:
             self._config.changed.set()  # reconnect now: a wrong password may be the cause of the outage
-        elif self._database_settings() != self._connected.settings or self._config.needs_new_secrets():
+        elif self._config.secrets_changed(self._connected.settings):
             log.info("Secret changed", extra={"relay": self.name})
             self._config.changed.set()
-
-    def _database_settings(self) -> DatabaseSettings:
-        open_settings = self._connected.settings if self._connected else None
-        return self._config.database_settings(self._timings, self._limits, open_settings)
 
     # -- life cycle --------------------------------------------------------------------------------------------------
 
@@ -126,10 +122,10 @@ class Relay:
         self._enter(state, str(error), reason_for(error))
 
     async def _connect(self, stop: asyncio.Event) -> None:
-        settings = self._database_settings()
-        url, schema = self._config.url_provider(settings.url), self._schema
-        spec, deadline = self._config.current.relay.spec, settings.settings.deadline
-        await unless_stopped(stop, schema.prepare(url, spec, deadline), lambda: schema.migrating)
+        settings, relay, schema = self._config.database_settings(), self._config.current.relay, self._schema
+        url = partial(self._config.database_url, relay, settings.url)
+        migration = schema.prepare(url, relay.spec, settings.settings.deadline)
+        await unless_stopped(stop, migration, lambda: schema.migrating)
         store = await unless_stopped(stop, PostgresStore.open(url, self._identity, settings.settings))
         layout, pooler = settings.settings.layout, settings.settings.pooler
         self._maintenance = maintenance = Maintenance(url, layout, settings.retention, pooler, self._retention_clock)
@@ -194,7 +190,7 @@ class Relay:
                 if stop.is_set():
                     self._enter(RelayState.STOPPING, "finishing the batches in flight")
                     break
-                if self._database_settings() != connected.settings:
+                if self._config.database_settings(connected.settings) != connected.settings:
                     log.info("Connection settings changed, reconnecting", extra=self._about)
                     self._enter(RelayState.CONNECTING, "reconnecting with changed settings", Reason.STARTING)
                     break

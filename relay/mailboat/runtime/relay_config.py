@@ -14,7 +14,6 @@ from mailboat.runtime.session import RelaySession
 from mailboat.runtime.subscription_set import StreamParts, SubscriptionSet, build_subscription, build_subscriptions
 from mailboat.runtime.timings import Timings
 from mailboat.sinks.protocol import Sink
-from mailboat.store.connection import UrlProvider
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import ReadLimits, StoreSettings
@@ -47,7 +46,9 @@ class RelayConfig:
     an invalid one raises ``ConfigError`` at the start.
     """
 
-    def __init__(self, current: Configuration, secrets: Secrets, *, follows: bool) -> None:
+    def __init__(
+        self, current: Configuration, secrets: Secrets, timings: Timings, limits: ReadLimits, *, follows: bool
+    ) -> None:
         self.current = current
         self.follows = follows
         self.changed = asyncio.Event()
@@ -56,6 +57,8 @@ class RelayConfig:
         """Whether the database may not have this configuration yet. Only then may the relay repartition."""
         self._pending: Configuration | None = None
         self._secrets = secrets
+        self._timings = timings
+        self._limits = limits
         self.subscription_set = (
             build_subscriptions(current.subscriptions, secrets, SubscriptionSet())
             if follows
@@ -75,8 +78,8 @@ class RelayConfig:
         self._pending = config
         self.changed.set()
 
-    def needs_new_secrets(self) -> bool:
-        return self.subscription_set.needs(self._secrets)
+    def secrets_changed(self, connected: DatabaseSettings) -> bool:
+        return self.database_settings(connected) != connected or self.subscription_set.needs(self._secrets)
 
     def take_up(self) -> list[Sink]:
         """Use the pending configuration and the current secrets. Return the sinks that are no longer used."""
@@ -89,12 +92,10 @@ class RelayConfig:
         used = {id(parts.sink) for parts in self.subscription_set.parts.values()}
         return [parts.sink for parts in before.parts.values() if id(parts.sink) not in used]
 
-    def database_settings(
-        self, timings: Timings, limits: ReadLimits, connected: DatabaseSettings | None
-    ) -> DatabaseSettings:
+    def database_settings(self, connected: DatabaseSettings | None = None) -> DatabaseSettings:
         """Return the settings needed now. If a URL is missing, keep that of ``connected``, or raise ``ConfigError``."""
-        relay = (self._pending or self.current).relay
-        url = self._url(relay, connected.url if connected else None)
+        relay, timings = (self._pending or self.current).relay, self._timings
+        url = self.database_url(relay, connected.url if connected else None)
         database, outbox, wake = relay.spec.database, relay.spec.outbox, relay.spec.wake
         settings = StoreSettings(
             layout=TableLayout(outbox.table, renamed(outbox.columns)),
@@ -104,22 +105,18 @@ class RelayConfig:
             lease_ttl=timings.lease_ttl,
             overdue_after=timings.overdue_after,
             deadline=timings.deadline,
-            limits=limits,
+            limits=self._limits,
         )
         return DatabaseSettings(settings, outbox.retention, outbox.manage_schema, url)
 
-    def url_provider(self, last_url: str) -> UrlProvider:
-        """Return a function that reads the database URL, or returns the last one if its secret was removed."""
-        relay = self.current.relay
-        return lambda: self._url(relay, last_url)
-
-    def _url(self, relay: OutboxRelay, known: str | None) -> str:
+    def database_url(self, relay: OutboxRelay, last_url: str | None) -> str:
+        """Read the database URL. If its secret was removed, return the last one."""
         try:
             return database_url(relay, self._secrets)
         except ConfigError:
-            if known is None:
+            if last_url is None:
                 raise
-            return known
+            return last_url
 
 
 def _effect(config: Configuration) -> object:
