@@ -29,7 +29,7 @@ from mailboat.runtime.gc_settings import configure_gc
 from mailboat.runtime.manifest_files import STANDARD_INPUT, load, subscription_warnings, warnings
 from mailboat.runtime.relay import Relay
 from mailboat.runtime.relay_status import ProcessStatus
-from mailboat.runtime.secrets import Secrets, existing_secrets_folder, secrets_folder
+from mailboat.runtime.secrets import Secrets, secrets_folder
 from mailboat.runtime.shutdown import first_of
 from mailboat.store.settings import RelayIdentity
 from mailboat_spec import Manifests, full_name
@@ -94,7 +94,7 @@ def run(
             callers = CallerAuth(JwtVerifier(control_keys, audience))
         process = Process(
             source.files,
-            (secrets_folder if follow else existing_secrets_folder)(source.secrets_dir, os.environ),
+            secrets_folder(source.secrets_dir, os.environ, must_exist=not follow),
             source.secrets,
             relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}",
             parse_address(listen),

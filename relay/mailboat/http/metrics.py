@@ -51,7 +51,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[SubscriptionStatus], float]], ...] = (
     (
         "mailboat_oldest_age_seconds",
         "Age of the oldest event that waits; 0 when none does.",
-        lambda s: s.oldest_age or 0.0,
+        lambda s: s.oldest_age or 0,
     ),
     ("mailboat_parked", "Events that failed and wait for another attempt, and those behind them.", lambda s: s.parked),
     ("mailboat_dead_letters", "Dead letters of the whole subscription, not replayed.", lambda s: s.dead),
@@ -65,8 +65,6 @@ _COUNTERS: tuple[tuple[str, str, Callable[[SubscriptionStatus], float]], ...] = 
     ("mailboat_published", "Events delivered since this process started.", lambda s: s.published),
     ("mailboat_refused", "Attempts that the destination refused since this process started.", lambda s: s.refused),
 )
-
-
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[DeliveryHistograms], Histogram]], ...] = (
     (
         "mailboat_delivery_latency_seconds",

@@ -147,7 +147,7 @@ class Maintenance:
         async with await PostgresConnection.open(self.url, "maintenance", pooler=self.pooler) as link:
             # Query this first: the remaining days matter most if creating time partitions fails.
             self.days_ahead = await days_ahead(link.connection, self.layout.table)
-            await self._supply(link)
+            self.days_ahead = (await ensure_partitions(link.connection, self.layout.table)).days_ahead
             for name in await clear_expired(link, self.layout.table):
                 log.info("Progress of a deleted subscription removed", extra={"subscription": name})
             server = await server_time(link.connection)
@@ -167,7 +167,8 @@ class Maintenance:
                 log.error("Undelivered events were dropped by the retention limit.", extra={"lost": str(lost)})
             if report.dropped:
                 log.info("Old partitions dropped.", extra={**self._about, "partitions": list(report.dropped)})
-                await self._supply(link)  # after a drop, make sure that writers have a time partition
+                # After a drop, make sure that writers have a time partition.
+                self.days_ahead = (await ensure_partitions(link.connection, self.layout.table)).days_ahead
 
     async def examine(
         self, subscriptions: Callable[[], Sequence[EventSubscription]], every: float = _EXAMINE_EVERY
@@ -189,9 +190,6 @@ class Maintenance:
                 for remark in self.coverage.remarks():
                     log.warning("Probably a mistake in a filter: %s", remark, extra=self._about)
             logged = subjects
-
-    async def _supply(self, link: PostgresConnection) -> None:
-        self.days_ahead = (await ensure_partitions(link.connection, self.layout.table)).days_ahead
 
 
 def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:

@@ -214,9 +214,7 @@ class Connected:
 async def wait_for_others(store: PostgresStore, declared: Sequence[EventSubscription], version: ConfigVersion) -> None:
     """Wait until other relays released their partitions. Repartitioning earlier would redeliver batches in flight."""
     deadline = time.monotonic() + _OTHERS_TIMEOUT
-    while time.monotonic() < deadline:
-        if not await store.owned_by_others(declared, version):
-            return
+    while time.monotonic() < deadline and await store.owned_by_others(declared, version):  # noqa: ASYNC110 - polled
         await asyncio.sleep(_POLL_EVERY)
 
 

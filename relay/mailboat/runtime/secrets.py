@@ -105,14 +105,10 @@ def _variable(name: str, key: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", f"{VARIABLE_PREFIX}_{name}_{key}".upper())
 
 
-def secrets_folder(directory: Path | None, environment: Mapping[str, str]) -> Path | None:
-    return directory or (Path(named) if (named := environment.get(DIRECTORY_VARIABLE)) else None)
-
-
-def existing_secrets_folder(directory: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """Return the secrets folder. Raise ``ConfigError`` if it is named but missing: probably a typo."""
-    folder = secrets_folder(directory, environment)
-    if folder is not None and not folder.is_dir():
+def secrets_folder(directory: Path | None, environment: Mapping[str, str], *, must_exist: bool = False) -> Path | None:
+    """Return the secrets folder. ``must_exist``: raise ``ConfigError`` if it is missing, which is probably a typo."""
+    folder = directory or (Path(named) if (named := environment.get(DIRECTORY_VARIABLE)) else None)
+    if must_exist and folder is not None and not folder.is_dir():
         named = "--secrets-dir" if directory is not None else f"${DIRECTORY_VARIABLE}"
         raise ConfigError(f"{named}: there is no folder {folder}. Create it, or name the one that has the secrets.")
     return folder

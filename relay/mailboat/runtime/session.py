@@ -215,11 +215,10 @@ class RelaySession(DeliverySession):
 
     def _log_claims(self, claimed: Sequence[CursorKey], membership: Membership, alive: set[str]) -> None:
         """Log the acquired partitions, one line per subscription and former owner."""
-        former = {holding.key: holding.owner for holding in membership.holdings}
+        former = {each.key: each.owner for each in membership.holdings if each.owner not in alive}
         groups: dict[tuple[int, str], list[int]] = defaultdict(list)
         for key in claimed:
-            owner = former.get(key)
-            groups[key.subscription, owner if owner and owner not in alive else ""].append(key.partition)
+            groups[key.subscription, former.get(key) or ""].append(key.partition)
         for (number, owner), partitions in sorted(groups.items()):
             about = {"subscription": self.subscriptions[number].name, "partitions": sorted(partitions)}
             if owner:
@@ -262,12 +261,12 @@ class RelaySession(DeliverySession):
             worker = PartitionWorker(cursor, self.streams[key.subscription], self.store, self)
             worker.pause(paused)
             self.owned[key] = _Owned(worker, self._group.create_task(self._run(worker)))
-            settled_snapshot = None if cursor.window else cursor.settled_snapshot
-            self.committer.add(
-                cursor.lease, settled_snapshot, paused=paused, cautious=not cursor.window and cursor.crash_count > 0
-            )
             if cursor.window is not None:
+                self.committer.add(cursor.lease, None, paused=paused)
                 reopened[cursor.window][key] = worker
+            else:
+                crashed = cursor.crash_count > 0
+                self.committer.add(cursor.lease, cursor.settled_snapshot, paused=paused, cautious=crashed)
             started.append(key)
         if self.owned:
             self.on_checkpoint(Checkpoint.CLAIMED)

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from mailboat.cloudevents import MessageEncoder
@@ -142,7 +142,7 @@ def build_subscription(resource: EventSubscription, secrets: Secrets, before: St
         if kept is None:
             raise
         # The secret was removed: continue with the previous values.
-        context = SinkContext(kept.context.subscription, spec.delivery.timeout.seconds, kept.context.secrets)
+        context = replace(kept.context, delivery_timeout=spec.delivery.timeout.seconds)
     sink = kept.sink if kept is not None and kept.context == context else build_sink(spec.sink, context)
     # The source of an event is the outbox it was written to, independent of the subscription.
     outbox = f"mailboat/{resource.metadata.namespace}/{spec.relay}"
@@ -182,19 +182,18 @@ async def await_dead_letter_topic(stream: Stream) -> None:
     if topic is None or not isinstance(sink, ChecksTopics):
         return
     about = {"subscription": stream.name, "topic": topic}
-    failures, problem = 0, None
+    failures = 0
     while True:
         try:
             await sink.check_topic(topic)
             break
         except SinkUnavailable as error:
             message = dead_letter_topic_error(error)
-            if problem is None:
+            if failures == 0:
                 log.warning("Dead-letter topic is not available: %s", message, extra=about)
-            problem = f"the dead-letter topic {topic} is not available: {message}"
-            dead_topic.problem = dead_topic.problem or problem
+            dead_topic.problem = dead_topic.problem or f"the dead-letter topic {topic} is not available: {message}"
         failures += 1
         await asyncio.sleep(DEAD_TOPIC_BACKOFF.delay(failures, stream.random))
-    if problem is not None and dead_topic.problem is not None:
+    if failures > 0 and dead_topic.problem is not None:
         dead_topic.problem = None
         log.info("Dead-letter topic is available", extra=about)
