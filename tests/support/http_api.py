@@ -42,7 +42,7 @@ async def serving(relays: Relays, callers: CallerAuth) -> AsyncIterator[aiohttp.
     """Yield a client of a server with this authentication."""
     server = HttpServer("127.0.0.1", 0)
     api = HttpApi(relays.status, relays.assign, callers, stopping=lambda: relays.stopping)
-    await server.start(api.application())
+    await server.start(api.routes())
     try:
         async with aiohttp.ClientSession(server.address) as session:
             yield session

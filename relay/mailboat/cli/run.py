@@ -194,7 +194,7 @@ class Process:
             begin(followed.follow(self.files))
         try:
             stop_on_signals(self.stop, log)  # before the process is reported as running
-            await self._server.start(api.application())
+            await self._server.start(api.routes())
             names = [each.name for each in self.relays]
             log.info("Listening.", extra={"address": self._server.address, "id": self.relay_id, "relays": names})
             if self.secrets_folder is not None:

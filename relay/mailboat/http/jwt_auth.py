@@ -28,6 +28,13 @@ _LEEWAY: Final = 30.0
 _REQUIRED: Final = ["iss", "aud", "iat", "exp", "sub", "sha256"]
 _END: Final = "-----END PUBLIC KEY-----"
 _LARGEST: Final = 64 * 1024
+_REASONS: Final[dict[type[jwt.InvalidTokenError], str]] = {
+    jwt.ExpiredSignatureError: "it has expired (exp)",
+    jwt.ImmatureSignatureError: "it is of the future (iat): compare the clocks",
+    jwt.InvalidAudienceError: "it is for another relay (aud)",
+    jwt.InvalidIssuerError: f"it is not from {ISSUER} (iss)",
+    jwt.InvalidAlgorithmError: "its algorithm is not EdDSA",
+}
 
 
 def parse_keys(text: bytes, source: str) -> tuple[Ed25519PublicKey, ...]:
@@ -97,17 +104,6 @@ class JwtVerifier:
 
 def _reason(error: jwt.InvalidTokenError) -> str:
     """Return the reason without the library's message, which may contain a part of the token."""
-    match error:
-        case jwt.ExpiredSignatureError():
-            return "it has expired (exp)"
-        case jwt.ImmatureSignatureError():
-            return "it is of the future (iat): compare the clocks"
-        case jwt.InvalidAudienceError():
-            return "it is for another relay (aud)"
-        case jwt.InvalidIssuerError():
-            return f"it is not from {ISSUER} (iss)"
-        case jwt.MissingRequiredClaimError():
-            return f"it says nothing about {error.claim}"
-        case jwt.InvalidAlgorithmError():
-            return "its algorithm is not EdDSA"
-    return "it is no token"
+    if isinstance(error, jwt.MissingRequiredClaimError):
+        return f"it says nothing about {error.claim}"
+    return _REASONS.get(type(error), "it is no token")

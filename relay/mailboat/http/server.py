@@ -20,7 +20,7 @@ The body of ``PUT /assignment``, whose generations increase, so that a delayed r
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -63,7 +63,7 @@ _LINGER = 2.0
 
 @dataclass(eq=False)
 class HttpApi:
-    """The endpoints of a relay, without a socket."""
+    """The endpoints of a relay."""
 
     status: Callable[[], ProcessStatus]
     assign: Assign
@@ -72,20 +72,16 @@ class HttpApi:
     configure: Configure | None = None
     """Applies a pushed configuration. If it is None, calls can't change the configuration."""
 
-    def application(self) -> web.Application:
-        application = web.Application(client_max_size=LARGEST)
-        application.add_routes(
-            [
-                web.get("/", self._page),
-                web.get("/livez", self._livez),
-                web.get("/readyz", self._readyz),
-                web.get("/status", self._status),
-                web.get("/metrics", metrics_handler(StatusCollector(lambda: self.status().relays))),
-                web.put("/assignment", self._assignment),
-                web.put("/config", self._config),
-            ]
-        )
-        return application
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/", self._page),
+            web.get("/livez", self._livez),
+            web.get("/readyz", self._readyz),
+            web.get("/status", self._status),
+            web.get("/metrics", metrics_handler(StatusCollector(lambda: self.status().relays))),
+            web.put("/assignment", self._assignment),
+            web.put("/config", self._config),
+        ]
 
     async def _page(self, _: web.Request) -> web.Response:
         text = render_page(self.status())
@@ -165,23 +161,19 @@ def parse_assignment(content: bytes, source: str) -> AssignmentRequest:
 
 @dataclass(eq=False)
 class ConsumerHttpApi:
-    """The endpoints of a consumer process, without a socket."""
+    """The endpoints of a consumer process."""
 
     status: Callable[[], ConsumerReport]
     samples: Collector
     _connected_once: bool = False
 
-    def application(self) -> web.Application:
-        application = web.Application()
-        application.add_routes(
-            [
-                web.get("/livez", self._livez),
-                web.get("/readyz", self._readyz),
-                web.get("/status", self._render_status),
-                web.get("/metrics", metrics_handler(self.samples)),
-            ]
-        )
-        return application
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/livez", self._livez),
+            web.get("/readyz", self._readyz),
+            web.get("/status", self._render_status),
+            web.get("/metrics", metrics_handler(self.samples)),
+        ]
 
     async def _livez(self, _: web.Request) -> web.Response:
         """Return ok: a response proves that the event loop runs."""
@@ -229,7 +221,9 @@ class HttpServer:
             host = self._advertised or socket.gethostname()
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    async def start(self, application: web.Application) -> None:
+    async def start(self, routes: Iterable[web.RouteDef]) -> None:
+        application = web.Application(client_max_size=LARGEST)
+        application.add_routes(routes)
         # No access log: probes and scrapes arrive every few seconds.
         self._runner = web.AppRunner(
             application,

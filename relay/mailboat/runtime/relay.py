@@ -65,8 +65,6 @@ class Relay:
         """None unless a session runs."""
         self._was_connected = False
 
-    # -- configuration changes ---------------------------------------------------------------------------------------
-
     def reconfigure(self, config: Configuration) -> None:
         """Apply another configuration of the same OutboxRelay."""
         self._config.offer(config)
@@ -78,8 +76,6 @@ class Relay:
         elif self._config.secrets_changed(self._connected.settings):
             log.info("Secret changed", extra={"relay": self.name})
             self._config.changed.set()
-
-    # -- life cycle --------------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set; then finish the batches in flight, settle and release."""
@@ -233,14 +229,12 @@ class Relay:
             return True  # the partitions belong to consumers, which may hold their cursors for a long time
         return await self._connected.store.assign(stream.number, generation, owners)
 
-    # -- status ------------------------------------------------------------------------------------------------------
-
     def status(self) -> RelayStatus:
         """Return the status from memory, without any query. Without a session, maintenance is as last known."""
         connected, maintenance, now = self._connected, self._maintenance, time.monotonic()
         session = connected.session if connected else None
         failure = maintenance.error if maintenance else None
-        peers = session.membership.peers if session and session.membership else ()
+        peers = session.membership.peers if session else ()
         return RelayStatus(
             name=self.name,
             relay=self._identity.id,

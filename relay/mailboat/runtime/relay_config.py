@@ -39,6 +39,7 @@ class DatabaseSettings:
     url: str = field(repr=False)
 
 
+@dataclass(eq=False, repr=False)
 class RelayConfig:
     """Configuration in use and its successor.
 
@@ -46,23 +47,23 @@ class RelayConfig:
     an invalid one raises ``ConfigError`` at the start.
     """
 
-    def __init__(
-        self, current: Configuration, secrets: Secrets, timings: Timings, limits: ReadLimits, *, follows: bool
-    ) -> None:
-        self.current = current
-        self.follows = follows
-        self.changed = asyncio.Event()
-        """Set if there is something to take up: a configuration or a secret."""
-        self.undeclared = True
-        """Whether the database may not have this configuration yet. Only then may the relay repartition."""
-        self._pending: Configuration | None = None
-        self._secrets = secrets
-        self._timings = timings
-        self._limits = limits
+    current: Configuration
+    secrets: Secrets
+    timings: Timings
+    limits: ReadLimits
+    follows: bool
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set if there is something to take up: a configuration or a secret."""
+    undeclared: bool = True
+    """Whether the database may not have this configuration yet. Only then may the relay repartition."""
+    _pending: Configuration | None = None
+
+    def __post_init__(self) -> None:
+        resources, secrets = self.current.subscriptions, self.secrets
         self.subscription_set = (
-            build_subscriptions(current.subscriptions, secrets, SubscriptionSet())
-            if follows
-            else SubscriptionSet({full_name(each): build_subscription(each, secrets) for each in current.subscriptions})
+            build_subscriptions(resources, secrets, SubscriptionSet())
+            if self.follows
+            else SubscriptionSet({full_name(each): build_subscription(each, secrets) for each in resources})
         )
 
     @property
@@ -79,7 +80,7 @@ class RelayConfig:
         self.changed.set()
 
     def secrets_changed(self, connected: DatabaseSettings) -> bool:
-        return self.database_settings(connected) != connected or self.subscription_set.needs(self._secrets)
+        return self.database_settings(connected) != connected or self.subscription_set.needs(self.secrets)
 
     def take_up(self) -> list[Sink]:
         """Use the pending configuration and the current secrets. Return the sinks that are no longer used."""
@@ -88,13 +89,13 @@ class RelayConfig:
         if self._pending is not None:
             self.current, self._pending = self._pending, None
             self.undeclared = True
-        self.subscription_set = build_subscriptions(self.current.subscriptions, self._secrets, before)
+        self.subscription_set = build_subscriptions(self.current.subscriptions, self.secrets, before)
         used = {id(parts.sink) for parts in self.subscription_set.parts.values()}
         return [parts.sink for parts in before.parts.values() if id(parts.sink) not in used]
 
     def database_settings(self, connected: DatabaseSettings | None = None) -> DatabaseSettings:
         """Return the settings needed now. If a URL is missing, keep that of ``connected``, or raise ``ConfigError``."""
-        relay, timings = (self._pending or self.current).relay, self._timings
+        relay, timings = (self._pending or self.current).relay, self.timings
         url = self.database_url(relay, connected.url if connected else None)
         database, outbox, wake = relay.spec.database, relay.spec.outbox, relay.spec.wake
         settings = StoreSettings(
@@ -105,14 +106,14 @@ class RelayConfig:
             lease_ttl=timings.lease_ttl,
             overdue_after=timings.overdue_after,
             deadline=timings.deadline,
-            limits=self._limits,
+            limits=self.limits,
         )
         return DatabaseSettings(settings, outbox.retention, outbox.manage_schema, url)
 
     def database_url(self, relay: OutboxRelay, last_url: str | None) -> str:
         """Read the database URL. If its secret was removed, return the last one."""
         try:
-            return database_url(relay, self._secrets)
+            return database_url(relay, self.secrets)
         except ConfigError:
             if last_url is None:
                 raise

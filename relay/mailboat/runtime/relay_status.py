@@ -163,9 +163,7 @@ def subscription_status(
         blocked=backlog.blocked if backlog else 0,
         owned=tuple(owned),
         orphans=tuple(orphans),
-        owners={h.key.partition: h.owner for h in session.membership.holdings if h.key.subscription == number}
-        if session.membership
-        else {},
+        owners={h.key.partition: h.owner for h in session.membership.holdings if h.key.subscription == number},
     )
 
 

@@ -21,7 +21,7 @@ _LARGEST: Final = 1024 * 1024
 
 
 class Secrets:
-    """Secrets by the names used in manifests, from files and from the environment of the process.
+    """Secrets by the names used in manifests.
 
     A folder, if there is one, has precedence: ``<folder>/<secret>/<key>``, the way a Secret is mounted into a pod. Then
     follow variables: ``MAILBOAT_SECRET_<NAME>_<KEY>``, in capitals, with ``_`` for characters not allowed in a name.

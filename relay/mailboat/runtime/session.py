@@ -66,7 +66,7 @@ class RelaySession(DeliverySession):
     clock: Clock
     on_checkpoint: CheckpointHook
     oldest_snapshot: Callable[[], timedelta] = timedelta
-    membership: Membership | None = None
+    membership: Membership = field(default_factory=lambda: Membership((), (), {}))
     owned: dict[CursorKey, _Owned] = field(default_factory=dict)
     reported: frozenset[int] = frozenset()
     """Pull subscriptions whose lag this relay reports. One relay reports all partitions of a subscription."""
@@ -109,8 +109,6 @@ class RelaySession(DeliverySession):
         except BaseExceptionGroup as errors:
             raise _primary_error(errors) from errors
 
-    # -- subscriptions -----------------------------------------------------------------------------------------------
-
     def admit(self, subscription: Subscription, stream: Stream) -> None:
         """Start to deliver a subscription that is declared in the store, independently of the others."""
         self.streams[subscription.number] = stream
@@ -145,8 +143,6 @@ class RelaySession(DeliverySession):
     def workers(self, number: int) -> list[PartitionWorker]:
         return [owned.worker for key, owned in self.owned.items() if key.subscription == number]
 
-    # -- ownership ---------------------------------------------------------------------------------------------------
-
     async def _watch(self, stop: asyncio.Event) -> None:
         """Send heartbeats. Claims run in a task of their own: a slow one must not delay the next heartbeat."""
         while True:
@@ -175,7 +171,7 @@ class RelaySession(DeliverySession):
         now = self.clock()
         self._notice_changes(membership.subscriptions)
         alive = live_relays(membership)
-        self._log_peers(alive, live_relays(before) if before is not None else {self.me})
+        self._log_peers(alive, live_relays(before))
         self.reported = frozenset(
             number
             for number, stream in self.streams.items()
@@ -341,8 +337,6 @@ class RelaySession(DeliverySession):
         for reader in self._readers:
             reader.leave(key)
 
-    # -- windows -----------------------------------------------------------------------------------------------------
-
     def settle(self, settlement: Settlement) -> None:
         self.committer.settle(settlement)
 
@@ -367,8 +361,6 @@ class RelaySession(DeliverySession):
     def read(self, reader: WindowFeeder) -> None:
         self._readers.add(reader)
         self._group.create_task(reader.run()).add_done_callback(lambda _: self._readers.discard(reader))
-
-    # -- lag ---------------------------------------------------------------------------------------------------------
 
     async def _probe(self) -> None:
         while True:
