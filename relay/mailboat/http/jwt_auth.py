@@ -55,8 +55,6 @@ def parse_keys(text: bytes, source: str) -> tuple[Ed25519PublicKey, ...]:
 
 @dataclass(eq=False)
 class JwtVerifier:
-    """Verifies that a call was signed by the operator for this relay."""
-
     file: Path
     """The public keys, read again after each change."""
     audience: str

@@ -63,8 +63,6 @@ _LINGER = 2.0
 
 @dataclass(eq=False)
 class HttpApi:
-    """The endpoints of a relay."""
-
     status: Callable[[], ProcessStatus]
     assign: Assign
     callers: CallerAuth = field(default_factory=CallerAuth)
@@ -161,8 +159,6 @@ def parse_assignment(content: bytes, source: str) -> AssignmentRequest:
 
 @dataclass(eq=False)
 class ConsumerHttpApi:
-    """The endpoints of a consumer process."""
-
     status: Callable[[], ConsumerReport]
     samples: Collector
     _connected_once: bool = False

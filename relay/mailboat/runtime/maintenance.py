@@ -136,12 +136,10 @@ class Maintenance:
                 async with explained(None, _WITHIN):
                     await self._round()
                 self.error = None
-                pause = _EVERY
             except MailboatError as error:
                 self.error = str(error)
                 log.warning("Upkeep of the outbox failed; it will be tried again: %s", error, extra=self._about)
-                pause = _RETRY_EVERY
-            await asyncio.sleep(pause)
+            await asyncio.sleep(_EVERY if self.error is None else _RETRY_EVERY)
 
     async def _round(self) -> None:
         async with await PostgresConnection.open(self.url, "maintenance", pooler=self.pooler) as link:
@@ -154,15 +152,14 @@ class Maintenance:
             now = self.clock.now(server)
             after, limit = limits(self.retention, now)
             report = await RetentionSweep(link.connection, self.layout, after, now=now, limit=limit).run()
-            blocked = [str(each) for each in report.blocked]
+            blocked: list[str] = []
             if server - now >= _CLOCKS_DIFFER_BY:
-                blocked.insert(
-                    0,
+                blocked.append(
                     f"the database's clock says {server:%Y-%m-%d %H:%M} UTC, and this relay's says"
                     f" {now:%Y-%m-%d %H:%M}: retention goes by the earlier time. Set the clock that is wrong, then"
                     " restart the relay",
                 )
-            self.blocked = "; ".join(blocked) or None
+            self.blocked = "; ".join([*blocked, *map(str, report.blocked)]) or None
             for lost in report.lost:
                 log.error("Undelivered events were dropped by the retention limit.", extra={"lost": str(lost)})
             if report.dropped:

@@ -14,11 +14,11 @@ from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, L
 from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.maintenance import Maintenance, RetentionClock, SchemaGate
 from mailboat.runtime.relay_config import Connected, DatabaseSettings, RelayConfig, close_all, wait_for_others
-from mailboat.runtime.relay_status import RelayState, RelayStatus, reason_for, stalled, subscription_statuses
+from mailboat.runtime.relay_status import RelayState, RelayStatus, stalled, subscription_statuses
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.session import RelaySession
 from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
-from mailboat.runtime.subscription_set import StreamParts
+from mailboat.runtime.subscription_set import StreamParts, reason_for
 from mailboat.runtime.timings import Timings
 from mailboat.store.examination import Coverage
 from mailboat.store.outbox_store import Subscription
@@ -92,9 +92,7 @@ class Relay:
                 except (DatabaseUnavailable, LeaseLost, *_NEEDS_A_PERSON) as error:
                     if isinstance(error, ConfigError) and not (self._config.follows or self._was_connected):
                         raise
-                    if time.monotonic() - began > _LONG_ENOUGH:
-                        failures = 0
-                    failures += 1
+                    failures = 1 if time.monotonic() - began > _LONG_ENOUGH else failures + 1
                     self._disconnected(error)
                     await first_of(stop, self._config.changed, timeout=_RECONNECT.delay(failures, self._random))
             self._enter(RelayState.STOPPING, "stopped")

@@ -3,42 +3,22 @@
 The types add values for the metrics to the wire model (``mailboat_spec.relay_status``).
 """
 
-from __future__ import annotations
-
-import logging
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
 
-from mailboat import errors
 from mailboat.delivery.counters import DeliveryHistograms, Totals
 from mailboat.delivery.partition_worker import PartitionWorker
-from mailboat.delivery.stream import Clock
+from mailboat.runtime.session import RelaySession
+from mailboat.runtime.subscription_set import SubscriptionSet
 from mailboat.store.examination import Coverage
-from mailboat.store.outbox_store import Backlog, Lag, OutboxStore, Subscription
-from mailboat_spec import EventSubscription, Reason, full_name, relay_status
+from mailboat.store.outbox_store import Backlog, Lag
+from mailboat_spec import EventSubscription, full_name, relay_status
 from mailboat_spec.relay_status import PartitionStatus
-
-if TYPE_CHECKING:
-    from mailboat.runtime.session import RelaySession
-    from mailboat.runtime.subscription_set import SubscriptionSet
-
-log = logging.getLogger(__name__)
 
 STALLED_AFTER = 90.0
 """Seconds without progress of the committer after which only a restart helps. Every wait of the committer ends sooner:
 idle waits after ``ACTIVE_EVERY``, database queries with the statement deadline."""
-# The first match wins, so subclasses come before their base class.
-_REASONS: Final[tuple[tuple[type[errors.MailboatError], Reason], ...]] = (
-    (errors.SecretMissing, Reason.SECRET_NOT_FOUND),
-    (errors.NoSuchSink, Reason.SINK_NOT_SUPPORTED),
-    (errors.ConfigError, Reason.INVALID_SPEC),
-    (errors.SchemaMismatch, Reason.SCHEMA_MISMATCH),
-    (errors.ForeignDatabase, Reason.FOREIGN_DATABASE),
-    (errors.InRecovery, Reason.DATABASE_IN_RECOVERY),
-)
 
 
 class RelayState(StrEnum):
@@ -66,30 +46,6 @@ class ProcessStatus(relay_status.ProcessStatus):
     relays: tuple[RelayStatus, ...] = ()
 
 
-def reason_for(error: errors.MailboatError) -> Reason:
-    """Return the reason for an error that keeps a relay or a subscription from running."""
-    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), Reason.DATABASE_UNREACHABLE)
-
-
-@dataclass(slots=True)
-class SubscriptionLag:
-    """Lag of one subscription, as last queried. Delivery does not depend on it."""
-
-    backlog: Backlog | None = None
-    error: str | None = None
-    """Error of the last query. ``backlog`` is older."""
-    queried_at: float = -math.inf
-
-    async def query(self, store: OutboxStore, subscription: Subscription, clock: Clock) -> None:
-        try:
-            self.backlog, self.error = await store.backlog(subscription.number), None
-        except errors.MailboatError as error:  # other tasks detect a database outage
-            if self.error is None:
-                log.warning("Lag query failed: %s", error, extra={"subscription": subscription.name})
-            self.error = str(error)
-        self.queried_at = clock()
-
-
 def stalled(session: RelaySession, now: float) -> bool:
     return now - session.committer.active_at > STALLED_AFTER
 
@@ -97,7 +53,6 @@ def stalled(session: RelaySession, now: float) -> bool:
 def subscription_statuses(
     subscriptions: SubscriptionSet, session: RelaySession | None, totals: Totals, now: float
 ) -> tuple[SubscriptionStatus, ...]:
-    """Return the status of all subscriptions, also of those that could not be built."""
     failed = [
         replace(
             subscription_status(each.resource, None, totals),

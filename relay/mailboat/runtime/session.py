@@ -25,10 +25,10 @@ from mailboat.delivery.rebalance import decide, live_relays, orphans, reporter
 from mailboat.delivery.stream import Checkpoint, CheckpointHook, Clock, DeliverySession, Stream
 from mailboat.delivery.window_feeder import WindowFeeder
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError
-from mailboat.runtime.relay_status import SubscriptionLag
 from mailboat.runtime.subscription_set import await_dead_letter_topic, open_sink
 from mailboat.runtime.timings import Timings
 from mailboat.store.outbox_store import (
+    Backlog,
     Cursor,
     CursorKey,
     Lease,
@@ -44,6 +44,25 @@ log = logging.getLogger(__name__)
 
 _IDLE_LAG_EVERY = 5
 """Number of intervals between two lag queries for an idle subscription."""
+
+
+@dataclass(slots=True)
+class SubscriptionLag:
+    """Lag of one subscription, as last queried. Delivery does not depend on it."""
+
+    backlog: Backlog | None = None
+    error: str | None = None
+    """Error of the last query. ``backlog`` is older."""
+    queried_at: float = -math.inf
+
+    async def query(self, store: OutboxStore, subscription: Subscription, clock: Clock) -> None:
+        try:
+            self.backlog, self.error = await store.backlog(subscription.number), None
+        except MailboatError as error:  # other tasks detect a database outage
+            if self.error is None:
+                log.warning("Lag query failed: %s", error, extra={"subscription": subscription.name})
+            self.error = str(error)
+        self.queried_at = clock()
 
 
 @dataclass(slots=True)
@@ -172,12 +191,11 @@ class RelaySession(DeliverySession):
         self._notice_changes(membership.subscriptions)
         alive = live_relays(membership)
         self._log_peers(alive, live_relays(before))
+        served = self._served()
         self.reported = frozenset(
-            number
-            for number, stream in self.streams.items()
-            if stream.pulled and number not in self._withdrawing and reporter(membership, number) == self.me
+            each for each in served if self.streams[each].pulled and reporter(membership, each) == self.me
         )
-        self.orphans = orphans(membership, self.me, self.streams.keys() - self._withdrawing)
+        self.orphans = orphans(membership, self.me, served)
         unheld = {h.key for h in membership.holdings if h.owner not in alive}
         self._unheld_since = {key: self._unheld_since.get(key, now) for key in unheld}
         for holding in membership.holdings:
@@ -191,7 +209,7 @@ class RelaySession(DeliverySession):
             elif not owned.worker.starving:
                 owned.worker.wake()
         self._release(moves.release - self._releasing)
-        if claim := [key for key in moves.claim if self._delivers(key)]:
+        if claim := [key for key in moves.claim if key.subscription in served]:
             claimed = await self._start_workers(await self.store.claim(claim))
             self._log_claims(claimed, membership, alive)
         elif not held and not self.reported and not self.orphans:
@@ -221,14 +239,13 @@ class RelaySession(DeliverySession):
                 about["from"] = owner
             log.info("Partitions taken over from a relay that is gone" if owner else "Partitions acquired", extra=about)
 
-    def _delivers(self, key: CursorKey) -> bool:
-        return key.subscription in self.streams and key.subscription not in self._withdrawing
+    def _served(self) -> set[int]:
+        """Return the subscriptions that are not being withdrawn."""
+        return self.streams.keys() - self._withdrawing
 
     def _notice_changes(self, states: Mapping[int, Subscription]) -> None:
-        for number, known in self.subscriptions.items():
-            if number in self._withdrawing:
-                continue
-            current = states.get(number)
+        for number in self._served():
+            known, current = self.subscriptions[number], states.get(number)
             if current is None or current.partitions != known.partitions or current.generation != known.generation:
                 raise LeaseLost(f"subscription {known.name} was deleted or repartitioned: starting a new session")
             self.set_paused(number, current.paused)
@@ -245,12 +262,13 @@ class RelaySession(DeliverySession):
 
     async def _start_workers(self, cursors: Iterable[Cursor]) -> list[CursorKey]:
         """Start workers for acquired cursors and return their keys. Release those that were withdrawn meanwhile."""
+        served = self._served()
         withdrawn: list[Lease] = []
         started: list[CursorKey] = []
         reopened: dict[Window, dict[CursorKey, PartitionWorker]] = defaultdict(dict)
         for cursor in cursors:
             key = cursor.lease.key
-            if not self._delivers(key):
+            if key.subscription not in served:
                 withdrawn.append(cursor.lease)
                 continue
             paused = self.subscriptions[key.subscription].paused

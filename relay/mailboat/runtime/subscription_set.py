@@ -16,15 +16,16 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Final
 
+from mailboat import errors
 from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, OUTAGE_BACKOFF, Backoff
 from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.delivery.parked_keys import dead_letter_topic_error
 from mailboat.delivery.publish import as_unavailable
 from mailboat.delivery.stream import CheckpointHook, Stream, StreamSettings
-from mailboat.errors import ConfigError, SinkUnavailable
-from mailboat.runtime.relay_status import reason_for
+from mailboat.errors import ConfigError, MailboatError, SinkUnavailable
 from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import ChecksTopics, Sink, SinkContext
 from mailboat.sinks.registry import build_sink
@@ -32,6 +33,21 @@ from mailboat.store.outbox_store import Subscription
 from mailboat_spec import EventSubscription, OnExhausted, Ordering, Reason, SecretKeyRef, full_name
 
 log = logging.getLogger(__name__)
+
+# The first match wins, so subclasses come before their base class.
+_REASONS: Final[tuple[tuple[type[MailboatError], Reason], ...]] = (
+    (errors.SecretMissing, Reason.SECRET_NOT_FOUND),
+    (errors.NoSuchSink, Reason.SINK_NOT_SUPPORTED),
+    (ConfigError, Reason.INVALID_SPEC),
+    (errors.SchemaMismatch, Reason.SCHEMA_MISMATCH),
+    (errors.ForeignDatabase, Reason.FOREIGN_DATABASE),
+    (errors.InRecovery, Reason.DATABASE_IN_RECOVERY),
+)
+
+
+def reason_for(error: MailboatError) -> Reason:
+    """Return the reason for an error that keeps a relay or a subscription from running."""
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), Reason.DATABASE_UNREACHABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +130,6 @@ class SubscriptionSet:
 def build_subscriptions(
     subscriptions: Iterable[EventSubscription], secrets: Secrets, before: SubscriptionSet
 ) -> SubscriptionSet:
-    """Build the subscriptions and report those that can't be built as failed."""
     parts: dict[str, StreamParts] = {}
     failed: dict[str, InvalidSubscription] = {}
     for resource in subscriptions:
