@@ -22,10 +22,8 @@ from mailboat.runtime.file_watch import version_of
 
 ISSUER: Final = "mailboat-operator"
 
-_ALGORITHMS: Final = ["EdDSA"]
 _LEEWAY: Final = 30.0
 """Allowed clock skew in seconds."""
-_REQUIRED: Final = ["iss", "aud", "iat", "exp", "sub", "sha256"]
 _END: Final = "-----END PUBLIC KEY-----"
 _LARGEST: Final = 64 * 1024
 _REASONS: Final[dict[type[jwt.InvalidTokenError], str]] = {
@@ -76,11 +74,11 @@ class JwtVerifier:
                 return jwt.decode(
                     token,
                     key,
-                    algorithms=_ALGORITHMS,
+                    algorithms=["EdDSA"],
                     audience=self.audience,
                     issuer=ISSUER,
                     leeway=_LEEWAY,
-                    options={"require": _REQUIRED, "strict_aud": True},
+                    options={"require": ["iss", "aud", "iat", "exp", "sub", "sha256"], "strict_aud": True},
                 )
             except jwt.InvalidSignatureError:
                 continue  # another key may match

@@ -51,14 +51,8 @@ is in use. Raises ``LookupError`` for a subscription that this relay does not se
 Configure = Callable[[bytes], Awaitable[int | None]]
 """Apply a configuration and return its version. Raises ``ConfigError``, or ``OlderConfig`` if a newer one is in use."""
 
-_CLOSE_WITHIN = 2.0
-"""Seconds for running responses to finish when the server stops."""
 _CONNECTIONS = 64
 """Maximum open connections; probes, scrapes and the operator need a handful."""
-_KEPT_OPEN = 75
-"""Seconds for which a connection without a request stays open. Headers must arrive within that time."""
-_LINGER = 2.0
-"""Seconds for which the rest of a refused body is read and dropped, so that the client receives the response."""
 
 
 @dataclass(eq=False)
@@ -220,14 +214,13 @@ class HttpServer:
     async def start(self, routes: Iterable[web.RouteDef]) -> None:
         application = web.Application(client_max_size=LARGEST)
         application.add_routes(routes)
-        # No access log: probes and scrapes arrive every few seconds.
         self._runner = web.AppRunner(
             application,
-            access_log=None,
+            access_log=None,  # probes and scrapes arrive every few seconds
             handle_signals=False,
-            shutdown_timeout=_CLOSE_WITHIN,
-            keepalive_timeout=_KEPT_OPEN,
-            lingering_time=_LINGER,
+            shutdown_timeout=2.0,  # seconds for running responses to finish
+            keepalive_timeout=75,  # seconds, also for the headers of a request to arrive
+            lingering_time=2.0,  # seconds to drop the rest of a refused body, so that the client receives the response
             auto_decompress=False,  # bodies are decompressed with a bound, after authentication
         )
         await self._runner.setup()

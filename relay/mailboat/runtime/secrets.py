@@ -14,7 +14,6 @@ from mailboat.errors import ConfigError, SecretMissing
 from mailboat_spec import OutboxRelay, full_name
 
 DIRECTORY_VARIABLE: Final = "MAILBOAT_SECRETS_DIR"
-VARIABLE_PREFIX: Final = "MAILBOAT_SECRET"
 
 _LARGEST: Final = 1024 * 1024
 """In bytes; Kubernetes has the same limit for a Secret."""
@@ -102,7 +101,7 @@ def _read_folder(folder: Path) -> dict[str, str]:
 
 
 def _variable(name: str, key: str) -> str:
-    return re.sub(r"[^A-Z0-9]", "_", f"{VARIABLE_PREFIX}_{name}_{key}".upper())
+    return re.sub(r"[^A-Z0-9]", "_", f"MAILBOAT_SECRET_{name}_{key}".upper())
 
 
 def secrets_folder(directory: Path | None, environment: Mapping[str, str], *, must_exist: bool = False) -> Path | None:
