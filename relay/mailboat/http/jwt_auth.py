@@ -54,7 +54,6 @@ def parse_keys(text: bytes, source: str) -> tuple[Ed25519PublicKey, ...]:
 @dataclass(eq=False)
 class JwtVerifier:
     file: Path
-    """The public keys, read again after each change."""
     audience: str
     _version: object = None
     _keys: tuple[Ed25519PublicKey, ...] = ()

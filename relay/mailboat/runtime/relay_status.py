@@ -25,7 +25,6 @@ class RelayState(StrEnum):
     CONNECTING = "Connecting"
     RUNNING = "Running"
     FAILED = "Failed"
-    """A person has to act as described in the message. The relay keeps retrying."""
     STOPPING = "Stopping"
 
 
