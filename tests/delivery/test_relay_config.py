@@ -29,8 +29,12 @@ def to_file(path: Path) -> Manifest:
     return event_subscription("orders", {"log": {"path": str(path)}})
 
 
+def followed(current: Configuration) -> RelayConfig:
+    return RelayConfig(current, Secrets(None, {}), Timings(), ReadLimits(), follows=True)
+
+
 async def test_a_configuration_is_pending_until_it_is_taken_up_and_undeclared_from_then_on(tmp_path: Path) -> None:
-    config = RelayConfig(configuration(to_file(tmp_path / "a")), Secrets(None, {}), follows=True)
+    config = followed(configuration(to_file(tmp_path / "a")))
     config.undeclared = False
     (before,) = config.subscription_set.parts.values()
     config.offer(configuration(to_file(tmp_path / "b"), version=2))
@@ -44,7 +48,7 @@ async def test_a_configuration_is_pending_until_it_is_taken_up_and_undeclared_fr
 
 async def test_a_change_that_concerns_pods_only_is_in_use_at_once(tmp_path: Path) -> None:
     first = configuration(to_file(tmp_path / "a"))
-    config = RelayConfig(first, Secrets(None, {}), follows=True)
+    config = followed(first)
     config.undeclared = False
     config.offer(replace(first, version=2))
 
@@ -52,20 +56,20 @@ async def test_a_change_that_concerns_pods_only_is_in_use_at_once(tmp_path: Path
 
 
 async def test_the_connection_of_the_pending_configuration_is_wanted() -> None:
-    config = RelayConfig(configuration(), Secrets(None, {}), follows=True)
-    connected = config.database_settings(Timings(), ReadLimits(), None)
+    config = followed(configuration())
+    connected = config.database_settings()
     config.offer(configuration(url="postgresql://relay@other/shop"))
 
-    assert config.database_settings(Timings(), ReadLimits(), connected).url == "postgresql://relay@other/shop"
+    assert config.database_settings(connected).url == "postgresql://relay@other/shop"
 
 
 async def test_a_missing_secret_keeps_the_url_of_an_open_connection_only() -> None:
-    config = RelayConfig(configuration(), Secrets(None, {}), follows=True)
-    connected = config.database_settings(Timings(), ReadLimits(), None)
+    config = followed(configuration())
+    connected = config.database_settings()
     resource = outbox_relay_on(URL)
     resource["spec"]["database"] = {"urlSecretRef": {"name": "shop-db", "key": "url"}}
     config.offer(Configuration(read_documents([("relay", resource)]).relays[0], ()))
 
-    assert config.database_settings(Timings(), ReadLimits(), connected).url == URL
+    assert config.database_settings(connected).url == URL
     with pytest.raises(ConfigError, match="shop-db"):
-        config.database_settings(Timings(), ReadLimits(), None)
+        config.database_settings()

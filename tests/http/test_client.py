@@ -10,7 +10,7 @@ from support.relay_statuses import relay
 async def test_an_unreachable_relay_has_an_error_and_the_others_their_status(relays):
     relays.statuses = [relay()]
     server = HttpServer("127.0.0.1", 0)
-    await server.start(HttpApi(lambda: relays.statuses, relays.assign).application())
+    await server.start(HttpApi(relays.status, relays.assign).routes())
     closed = HttpServer("127.0.0.1", 0)
     closed_address = closed.address
     await closed.close()
@@ -25,7 +25,7 @@ async def test_an_unreachable_relay_has_an_error_and_the_others_their_status(rel
 
 async def test_another_http_server_is_not_taken_for_a_relay(relays):
     server = HttpServer("127.0.0.1", 0)
-    await server.start(HttpApi(lambda: relays.statuses, relays.assign).application())
+    await server.start(HttpApi(relays.status, relays.assign).routes())
     try:
         (response,) = await fetch_statuses([f"{server.address}/elsewhere/"])
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mailboat.errors import NoSuchSink
-from mailboat.runtime.relay_status import reason_for
+from mailboat.runtime.subscription_set import reason_for
 from mailboat.sinks.kafka import KafkaSink
 from mailboat.sinks.log import LogSink
 from mailboat.sinks.pubsub import PubSubSink

@@ -9,7 +9,7 @@ import aiohttp
 
 from mailboat.http.auth import CallerAuth
 from mailboat.http.server import HttpApi, HttpServer
-from mailboat.runtime.relay_status import RelayStatus
+from mailboat.runtime.relay_status import ProcessStatus, RelayStatus
 from support.cli import Operator
 
 OPERATOR = Operator("shop/relay-0")
@@ -25,6 +25,9 @@ class Relays:
     assigned: list[tuple[str, int, dict[int, str]]] = field(default_factory=list)
     failure: Exception | None = None
 
+    def status(self) -> ProcessStatus:
+        return ProcessStatus(tuple(self.statuses))
+
     async def assign(self, name: str, generation: int, owners: dict[int, str]) -> bool:
         if self.failure is not None:
             raise self.failure
@@ -38,8 +41,8 @@ class Relays:
 async def serving(relays: Relays, callers: CallerAuth) -> AsyncIterator[aiohttp.ClientSession]:
     """Yield a client of a server with this authentication."""
     server = HttpServer("127.0.0.1", 0)
-    api = HttpApi(lambda: relays.statuses, relays.assign, callers, stopping=lambda: relays.stopping)
-    await server.start(api.application())
+    api = HttpApi(relays.status, relays.assign, callers, stopping=lambda: relays.stopping)
+    await server.start(api.routes())
     try:
         async with aiohttp.ClientSession(server.address) as session:
             yield session

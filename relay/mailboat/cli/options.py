@@ -15,7 +15,7 @@ import click
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, InRecovery
 from mailboat.runtime.manifest_files import load
-from mailboat.runtime.secrets import DIRECTORY_VARIABLE, Secrets, database_url, existing_secrets_folder, find_secrets
+from mailboat.runtime.secrets import DIRECTORY_VARIABLE, Secrets, database_url, find_secrets, secrets_folder
 from mailboat.store.admin.overview import KnownSubscription, known_subscriptions
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.table import TableLayout, renamed
@@ -160,7 +160,8 @@ class ManifestSource:
 
     def outboxes(self, *, needs_relay: bool = True) -> list[Outbox]:
         manifests = load(self.files, needs_relay=needs_relay)
-        return outboxes_of(manifests, Secrets(existing_secrets_folder(self.secrets_dir, os.environ), os.environ))
+        folder = secrets_folder(self.secrets_dir, os.environ, must_exist=True)
+        return outboxes_of(manifests, Secrets(folder, os.environ))
 
 
 def manifests_of(files: Sequence[Path]) -> Manifests:

@@ -22,13 +22,14 @@ import click
 from mailboat.cli.options import PATH, ManifestSource, outboxes_of, with_logging, with_manifests
 from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError
 from mailboat.http.auth import CallerAuth
-from mailboat.http.server import HttpApi, HttpServer, StatusExtras, parse_address
+from mailboat.http.server import HttpApi, HttpServer, parse_address
 from mailboat.runtime.config_source import ConfigSource, Configuration
 from mailboat.runtime.file_watch import fingerprint, secret_versions, watch
 from mailboat.runtime.gc_settings import configure_gc
 from mailboat.runtime.manifest_files import STANDARD_INPUT, load, subscription_warnings, warnings
 from mailboat.runtime.relay import Relay
-from mailboat.runtime.secrets import Secrets, existing_secrets_folder, secrets_folder
+from mailboat.runtime.relay_status import ProcessStatus
+from mailboat.runtime.secrets import Secrets, secrets_folder
 from mailboat.runtime.shutdown import first_of
 from mailboat.store.settings import RelayIdentity
 from mailboat_spec import Manifests, full_name
@@ -91,7 +92,7 @@ def run(
             from mailboat.http.jwt_auth import JwtVerifier  # large, needed only here
 
             callers = CallerAuth(JwtVerifier(control_keys, audience))
-        folder = (secrets_folder if follow else existing_secrets_folder)(source.secrets_dir, os.environ)
+        folder = secrets_folder(source.secrets_dir, os.environ, must_exist=not follow)
         relay_id = relay_id or f"{socket.gethostname()}-{random_tokens.token_hex(3)}"
         process = Process(source.files, folder, source.secrets, relay_id, parse_address(listen), callers, advertise)
         configure_gc()
@@ -169,14 +170,13 @@ class Process:
     @asynccontextmanager
     async def serving(self, followed: ConfigSource | None) -> AsyncIterator[None]:
         """Run the HTTP server and the watchers for the duration of the block."""
-        api = HttpApi(
-            lambda: [each.status() for each in self.relays],
-            self.assign,
-            self.callers,
-            stopping=self.stop.is_set,
-            extras=lambda: StatusExtras(followed.report if followed else ConfigReport(), self.secret_versions),
-            configure=followed.push if followed is not None else None,
-        )
+
+        def status() -> ProcessStatus:
+            relays = tuple(each.status() for each in self.relays)
+            return ProcessStatus(relays, followed.report if followed else ConfigReport(), self.secret_versions)
+
+        configure = followed.push if followed is not None else None
+        api = HttpApi(status, self.assign, self.callers, self.stop.is_set, configure)
         with ExitStack() as tasks:
 
             def begin(work: Coroutine[Any, Any, None]) -> None:
@@ -187,7 +187,7 @@ class Process:
             if followed is not None:
                 begin(followed.follow(self.files))
             stop_on_signals(self.stop, log)  # before the process is reported as running
-            await self._server.start(api.application())
+            await self._server.start(api.routes())
             names = [each.name for each in self.relays]
             log.info("Listening.", extra={"address": self._server.address, "id": self.relay_id, "relays": names})
             if self.secrets_folder is not None:

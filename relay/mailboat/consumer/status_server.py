@@ -24,7 +24,7 @@ async def run_with_status(
         await asyncio.sleep(0)  # the work begins before its status is served
         if listen is not None:
             server = HttpServer(*parse_address(listen))
-            await server.start(ConsumerHttpApi(report, ReportCollector(report)).application())
+            await server.start(ConsumerHttpApi(report, ReportCollector(report)).routes())
         await asyncio.shield(task)
     except BaseException:
         stop.set()

@@ -7,6 +7,7 @@ could choose the algorithm could sign with the public key. Imported only by a re
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,12 +22,17 @@ from mailboat.runtime.file_watch import version_of
 
 ISSUER: Final = "mailboat-operator"
 
-_ALGORITHMS: Final = ["EdDSA"]
 _LEEWAY: Final = 30.0
 """Allowed clock skew in seconds."""
-_REQUIRED: Final = ["iss", "aud", "iat", "exp", "sub", "sha256"]
 _END: Final = "-----END PUBLIC KEY-----"
 _LARGEST: Final = 64 * 1024
+_REASONS: Final[dict[type[jwt.InvalidTokenError], str]] = {
+    jwt.ExpiredSignatureError: "it has expired (exp)",
+    jwt.ImmatureSignatureError: "it is of the future (iat): compare the clocks",
+    jwt.InvalidAudienceError: "it is for another relay (aud)",
+    jwt.InvalidIssuerError: f"it is not from {ISSUER} (iss)",
+    jwt.InvalidAlgorithmError: "its algorithm is not EdDSA",
+}
 
 
 def parse_keys(text: bytes, source: str) -> tuple[Ed25519PublicKey, ...]:
@@ -45,15 +51,12 @@ def parse_keys(text: bytes, source: str) -> tuple[Ed25519PublicKey, ...]:
     return tuple(keys)
 
 
+@dataclass(eq=False)
 class JwtVerifier:
-    """Verifies that a call was signed by the operator for this relay."""
-
-    def __init__(self, file: Path, audience: str) -> None:
-        """``file``: the public keys, read again after each change."""
-        self._file = file
-        self._audience = audience
-        self._version: object = None
-        self._keys: tuple[Ed25519PublicKey, ...] = ()
+    file: Path
+    audience: str
+    _version: object = None
+    _keys: tuple[Ed25519PublicKey, ...] = ()
 
     def check(self, token: str, method: str, path: str) -> str:
         """Return the required digest of the body. Raises ``Unsigned``, or ``ConfigError`` if no key can be read."""
@@ -70,11 +73,11 @@ class JwtVerifier:
                 return jwt.decode(
                     token,
                     key,
-                    algorithms=_ALGORITHMS,
-                    audience=self._audience,
+                    algorithms=["EdDSA"],
+                    audience=self.audience,
                     issuer=ISSUER,
                     leeway=_LEEWAY,
-                    options={"require": _REQUIRED, "strict_aud": True},
+                    options={"require": ["iss", "aud", "iat", "exp", "sub", "sha256"], "strict_aud": True},
                 )
             except jwt.InvalidSignatureError:
                 continue  # another key may match
@@ -84,29 +87,18 @@ class JwtVerifier:
 
     def _current_keys(self) -> tuple[Ed25519PublicKey, ...]:
         try:
-            version = version_of(self._file)
+            version = version_of(self.file)
             if version != self._version:
-                with self._file.open("rb") as opened:
-                    self._keys = parse_keys(opened.read(_LARGEST), str(self._file))
+                with self.file.open("rb") as opened:
+                    self._keys = parse_keys(opened.read(_LARGEST), str(self.file))
                 self._version = version
         except OSError as error:
-            raise ConfigError(f"{self._file} can't be read: {error.strerror}") from error
+            raise ConfigError(f"{self.file} can't be read: {error.strerror}") from error
         return self._keys
 
 
 def _reason(error: jwt.InvalidTokenError) -> str:
     """Return the reason without the library's message, which may contain a part of the token."""
-    match error:
-        case jwt.ExpiredSignatureError():
-            return "it has expired (exp)"
-        case jwt.ImmatureSignatureError():
-            return "it is of the future (iat): compare the clocks"
-        case jwt.InvalidAudienceError():
-            return "it is for another relay (aud)"
-        case jwt.InvalidIssuerError():
-            return f"it is not from {ISSUER} (iss)"
-        case jwt.MissingRequiredClaimError():
-            return f"it says nothing about {error.claim}"
-        case jwt.InvalidAlgorithmError():
-            return "its algorithm is not EdDSA"
-    return "it is no token"
+    if isinstance(error, jwt.MissingRequiredClaimError):
+        return f"it says nothing about {error.claim}"
+    return _REASONS.get(type(error), "it is no token")

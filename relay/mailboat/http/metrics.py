@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from itertools import accumulate
 
-from aiohttp import web
+from aiohttp import typedefs, web
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, core
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -51,7 +51,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[SubscriptionStatus], float]], ...] = (
     (
         "mailboat_oldest_age_seconds",
         "Age of the oldest event that waits; 0 when none does.",
-        lambda s: s.oldest_age or 0.0,
+        lambda s: s.oldest_age or 0,
     ),
     ("mailboat_parked", "Events that failed and wait for another attempt, and those behind them.", lambda s: s.parked),
     ("mailboat_dead_letters", "Dead letters of the whole subscription, not replayed.", lambda s: s.dead),
@@ -65,8 +65,6 @@ _COUNTERS: tuple[tuple[str, str, Callable[[SubscriptionStatus], float]], ...] = 
     ("mailboat_published", "Events delivered since this process started.", lambda s: s.published),
     ("mailboat_refused", "Attempts that the destination refused since this process started.", lambda s: s.refused),
 )
-
-
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[DeliveryHistograms], Histogram]], ...] = (
     (
         "mailboat_delivery_latency_seconds",
@@ -117,16 +115,15 @@ class StatusCollector(Collector):
             yield distribution
 
 
-class Metrics:
-    """A separate registry, so that several relays in one process (and tests) do not share the global one."""
+def metrics_handler(samples: Collector) -> typedefs.Handler:
+    """Return a handler with its own registry: several relays in one process (and tests) do not share the global one."""
+    registry = CollectorRegistry()
+    registry.register(samples)
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
 
-    def __init__(self, samples: Collector) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(samples)
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
-            collector(registry=self._registry)
-
-    async def respond(self, request: web.Request) -> web.Response:
-        """Return the samples in the format of the Accept header."""
+    async def respond(request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+
+    return respond

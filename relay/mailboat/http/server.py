@@ -20,7 +20,7 @@ The body of ``PUT /assignment``, whose generations increase, so that a delayed r
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,14 +30,14 @@ from pydantic import ValidationError
 
 from mailboat.errors import ConfigError, DatabaseUnavailable, MailboatError
 from mailboat.http.auth import CallerAuth
-from mailboat.http.metrics import Metrics, StatusCollector
+from mailboat.http.metrics import StatusCollector, metrics_handler
 from mailboat.http.status_page import SECURITY_HEADERS, render_page
 from mailboat.runtime.config_source import OlderConfig
-from mailboat.runtime.relay_status import RelayState, RelayStatus
+from mailboat.runtime.relay_status import ProcessStatus, RelayState
 from mailboat_spec.assignment import AssignmentRequest
 from mailboat_spec.consumer_report import ConsumerReport, ConsumerReports
 from mailboat_spec.listener import listen
-from mailboat_spec.relay_status import ConfigReport, as_json
+from mailboat_spec.relay_status import as_json
 from mailboat_spec.wire_format import unpack
 
 log = logging.getLogger(__name__)
@@ -51,94 +51,62 @@ is in use. Raises ``LookupError`` for a subscription that this relay does not se
 Configure = Callable[[bytes], Awaitable[int | None]]
 """Apply a configuration and return its version. Raises ``ConfigError``, or ``OlderConfig`` if a newer one is in use."""
 
-_CLOSE_WITHIN = 2.0
-"""Seconds for running responses to finish when the server stops."""
 _CONNECTIONS = 64
 """Maximum open connections; probes, scrapes and the operator need a handful."""
-_KEPT_OPEN = 75
-"""Seconds for which a connection without a request stays open. Headers must arrive within that time."""
-_LINGER = 2.0
-"""Seconds for which the rest of a refused body is read and dropped, so that the client receives the response."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusExtras:
-    """Content of ``/status`` besides the relays."""
-
-    config: ConfigReport = field(default_factory=ConfigReport)
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    """Version in use, by secret."""
-
-
+@dataclass(eq=False)
 class HttpApi:
-    """The endpoints of a relay, without a socket."""
+    status: Callable[[], ProcessStatus]
+    assign: Assign
+    callers: CallerAuth = field(default_factory=CallerAuth)
+    stopping: Callable[[], bool] = bool
+    configure: Configure | None = None
+    """Applies a pushed configuration. If it is None, calls can't change the configuration."""
 
-    def __init__(
-        self,
-        statuses: Callable[[], Sequence[RelayStatus]],
-        assign: Assign,
-        callers: CallerAuth | None = None,
-        *,
-        stopping: Callable[[], bool] = lambda: False,
-        extras: Callable[[], StatusExtras] = StatusExtras,
-        configure: Configure | None = None,
-    ) -> None:
-        """``configure`` applies a pushed configuration. If it is None, calls can't change the configuration."""
-        self._statuses = statuses
-        self._assign = assign
-        self._callers = callers or CallerAuth()
-        self._stopping = stopping
-        self._extras = extras
-        self._configure = configure
-        self._metrics = Metrics(StatusCollector(statuses))
-
-    def application(self) -> web.Application:
-        application = web.Application(client_max_size=LARGEST)
-        application.add_routes(
-            [
-                web.get("/", self._page),
-                web.get("/livez", self._livez),
-                web.get("/readyz", self._readyz),
-                web.get("/status", self._status),
-                web.get("/metrics", self._metrics.respond),
-                web.put("/assignment", self._assignment),
-                web.put("/config", self._config),
-            ]
-        )
-        return application
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/", self._page),
+            web.get("/livez", self._livez),
+            web.get("/readyz", self._readyz),
+            web.get("/status", self._status),
+            web.get("/metrics", metrics_handler(StatusCollector(lambda: self.status().relays))),
+            web.put("/assignment", self._assignment),
+            web.put("/config", self._config),
+        ]
 
     async def _page(self, _: web.Request) -> web.Response:
-        text = render_page(self._statuses(), self._extras().config.error)
+        text = render_page(self.status())
         return web.Response(text=text, content_type="text/html", charset="utf-8", headers=SECURITY_HEADERS)
 
     async def _livez(self, _: web.Request) -> web.Response:
-        if stalled := [status.name for status in self._statuses() if status.stalled]:
+        if stalled := [relay.name for relay in self.status().relays if relay.stalled]:
             return _text(f"stalled: {', '.join(stalled)}", 503)
         return _text("ok")
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        statuses = self._statuses()
-        if self._stopping() or any(status.state is RelayState.STOPPING for status in statuses):
+        status = self.status()
+        if self.stopping() or any(relay.state is RelayState.STOPPING for relay in status.relays):
             return _text("stopping", 503)
-        if not statuses:
-            return _text(f"no configuration yet: {self._extras().config.error or 'waiting for it'}", 503)
-        if waiting := [status for status in statuses if not status.was_connected]:
-            lines = (f"{status.name}: {status.state}: {status.message or 'not connected yet'}" for status in waiting)
+        if not status.relays:
+            return _text(f"no configuration yet: {status.config.error or 'waiting for it'}", 503)
+        if waiting := [relay for relay in status.relays if not relay.was_connected]:
+            lines = (f"{relay.name}: {relay.state}: {relay.message or 'not connected yet'}" for relay in waiting)
             return _text("\n".join(lines), 503)
         return _text("ok")
 
     async def _status(self, _: web.Request) -> web.Response:
-        return web.json_response({"relays": as_json(list(self._statuses())), **as_json(self._extras())})
+        return web.json_response(as_json(self.status()))
 
     async def _assignment(self, request: web.Request) -> web.Response:
         """Apply the assignment of each subscription. A refused one does not affect the others."""
-        body = await self._callers.body_of(request)
+        body = await self.callers.body_of(request)
         outcome: dict[str, list[str]] = {"accepted": [], "stale": [], "unknown": []}
         try:
             assignment = parse_assignment(body, "the request's body")
             for name, owners in assignment.subscriptions.items():
                 try:
-                    accepted = await self._assign(name, assignment.generation, dict(owners))
+                    accepted = await self.assign(name, assignment.generation, dict(owners))
                 except LookupError:
                     outcome["unknown"].append(name)
                 else:
@@ -154,11 +122,11 @@ class HttpApi:
         return web.json_response(document, status=409 if outcome["stale"] else 404 if outcome["unknown"] else 200)
 
     async def _config(self, request: web.Request) -> web.Response:
-        body = await self._callers.body_of(request)
-        if self._configure is None:
+        body = await self.callers.body_of(request)
+        if self.configure is None:
             return _text("Configurations are not taken here: start the relay with --follow.", 403)
         try:
-            version = await self._configure(body)
+            version = await self.configure(body)
         except OlderConfig as error:
             return _text(str(error), 409)
         except ConfigError as error:
@@ -183,39 +151,33 @@ def parse_assignment(content: bytes, source: str) -> AssignmentRequest:
         raise ConfigError("\n".join([*problems, f"An assignment looks like {example}."])) from error
 
 
+@dataclass(eq=False)
 class ConsumerHttpApi:
-    """The endpoints of a consumer process, without a socket."""
+    status: Callable[[], ConsumerReport]
+    samples: Collector
+    _connected_once: bool = False
 
-    def __init__(self, status: Callable[[], ConsumerReport], samples: Collector) -> None:
-        self._status = status
-        self._metrics = Metrics(samples)
-        self._connected_once = False
-
-    def application(self) -> web.Application:
-        application = web.Application()
-        application.add_routes(
-            [
-                web.get("/livez", self._livez),
-                web.get("/readyz", self._readyz),
-                web.get("/status", self._render_status),
-                web.get("/metrics", self._metrics.respond),
-            ]
-        )
-        return application
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/livez", self._livez),
+            web.get("/readyz", self._readyz),
+            web.get("/status", self._render_status),
+            web.get("/metrics", metrics_handler(self.samples)),
+        ]
 
     async def _livez(self, _: web.Request) -> web.Response:
         """Return ok: a response proves that the event loop runs."""
         return _text("ok")
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        status = self._status()
+        status = self.status()
         self._connected_once = self._connected_once or status.state == "Running"
         if status.state == "Stopping" or not self._connected_once:
             return _text(f"{status.state}: {status.message or 'not connected yet'}", 503)
         return _text("ok")
 
     async def _render_status(self, _: web.Request) -> web.Response:
-        document = ConsumerReports(consumers=(self._status(),))
+        document = ConsumerReports(consumers=(self.status(),))
         return web.Response(text=document.model_dump_json(), content_type="application/json")
 
 
@@ -249,15 +211,16 @@ class HttpServer:
             host = self._advertised or socket.gethostname()
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    async def start(self, application: web.Application) -> None:
-        # No access log: probes and scrapes arrive every few seconds.
+    async def start(self, routes: Iterable[web.RouteDef]) -> None:
+        application = web.Application(client_max_size=LARGEST)
+        application.add_routes(routes)
         self._runner = web.AppRunner(
             application,
-            access_log=None,
+            access_log=None,  # probes and scrapes arrive every few seconds
             handle_signals=False,
-            shutdown_timeout=_CLOSE_WITHIN,
-            keepalive_timeout=_KEPT_OPEN,
-            lingering_time=_LINGER,
+            shutdown_timeout=2.0,  # seconds for running responses to finish
+            keepalive_timeout=75,  # seconds, also for the headers of a request to arrive
+            lingering_time=2.0,  # seconds to drop the rest of a refused body, so that the client receives the response
             auto_decompress=False,  # bodies are decompressed with a bound, after authentication
         )
         await self._runner.setup()

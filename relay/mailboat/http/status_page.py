@@ -9,7 +9,7 @@ from html import escape
 from importlib.metadata import version
 from itertools import islice
 
-from mailboat.runtime.relay_status import RelayStatus, SubscriptionStatus
+from mailboat.runtime.relay_status import ProcessStatus, RelayStatus, SubscriptionStatus
 
 RELOAD_AFTER = 5
 """Seconds."""
@@ -36,14 +36,11 @@ _COLUMNS = ("Subscription", "Ready", "Sink", "Owned", "Lag", "Oldest", "Parked",
 _NUMBERS = frozenset({"Owned", "Lag", "Oldest", "Parked", "Dead", "Rate"})
 
 
-def render_page(relays: Sequence[RelayStatus], config_error: str | None) -> str:
-    """Return the page. ``config_error`` is None if the configuration is valid."""
-    parts = [_relay(relay) for relay in relays[:_MOST_ROWS]]
-    if not parts:
-        parts = ["<p class=warn>No configuration yet.</p>"]
-    if config_error:
-        parts.insert(0, f"<p class=bad>The configuration was refused: {_text(config_error)}</p>")
-    title = ", ".join(relay.name for relay in relays[:3]) or "no relay"
+def render_page(status: ProcessStatus) -> str:
+    parts = [_relay(relay) for relay in status.relays[:_MOST_ROWS]] or ["<p class=warn>No configuration yet.</p>"]
+    if status.config.error:
+        parts.insert(0, f"<p class=bad>The configuration was refused: {_text(status.config.error)}</p>")
+    title = ", ".join(relay.name for relay in status.relays[:3]) or "no relay"
     return (
         "<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8>"
         f'<meta http-equiv=refresh content="{RELOAD_AFTER}"><meta name=viewport content="width=device-width">'

@@ -74,10 +74,9 @@ class ConfigSource:
                 offered = await asyncio.to_thread(lambda: configuration(read()))
                 if self.current is not None:
                     compare(offered, self.current)
-            except OlderConfig:
-                raise  # outdated, but not an error
             except ConfigError as error:
-                self.error = str(error)
+                if not isinstance(error, OlderConfig):
+                    self.error = str(error)
                 raise
             self.error = None
             if offered != self.current:

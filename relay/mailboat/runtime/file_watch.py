@@ -73,7 +73,6 @@ def secret_versions(folder: Path | None) -> dict[str, str]:
         try:
             versions[secret.name] = os.readlink(secret / _SWAPPED)
         except OSError:
-            times = [time for _, time, _, _ in fingerprint([secret])] if secret.is_dir() else []
-            if times:
+            if secret.is_dir() and (times := [time for _, time, _, _ in fingerprint([secret])]):
                 versions[secret.name] = str(max(times))
     return versions

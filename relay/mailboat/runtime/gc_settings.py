@@ -6,12 +6,9 @@ interpreter's defaults the collector scans all of them repeatedly, which cost ne
 
 import gc
 
-_YOUNG = 50_000
-"""Allocations between scans of the youngest generation: about one batch of every partition."""
-
 
 def configure_gc() -> None:
     """Configure the collector. Call once, after all long-lived modules are imported."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, 20, 100)
+    gc.set_threshold(50_000, 20, 100)  # scan the youngest generation after about one batch of every partition

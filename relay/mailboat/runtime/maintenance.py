@@ -136,38 +136,36 @@ class Maintenance:
                 async with explained(None, _WITHIN):
                     await self._round()
                 self.error = None
-                pause = _EVERY
             except MailboatError as error:
                 self.error = str(error)
                 log.warning("Upkeep of the outbox failed; it will be tried again: %s", error, extra=self._about)
-                pause = _RETRY_EVERY
-            await asyncio.sleep(pause)
+            await asyncio.sleep(_EVERY if self.error is None else _RETRY_EVERY)
 
     async def _round(self) -> None:
         async with await PostgresConnection.open(self.url, "maintenance", pooler=self.pooler) as link:
             # Query this first: the remaining days matter most if creating time partitions fails.
             self.days_ahead = await days_ahead(link.connection, self.layout.table)
-            await self._supply(link)
+            self.days_ahead = (await ensure_partitions(link.connection, self.layout.table)).days_ahead
             for name in await clear_expired(link, self.layout.table):
                 log.info("Progress of a deleted subscription removed", extra={"subscription": name})
             server = await server_time(link.connection)
             now = self.clock.now(server)
             after, limit = limits(self.retention, now)
             report = await RetentionSweep(link.connection, self.layout, after, now=now, limit=limit).run()
-            blocked = [str(each) for each in report.blocked]
+            blocked: list[str] = []
             if server - now >= _CLOCKS_DIFFER_BY:
-                blocked.insert(
-                    0,
+                blocked.append(
                     f"the database's clock says {server:%Y-%m-%d %H:%M} UTC, and this relay's says"
                     f" {now:%Y-%m-%d %H:%M}: retention goes by the earlier time. Set the clock that is wrong, then"
                     " restart the relay",
                 )
-            self.blocked = "; ".join(blocked) or None
+            self.blocked = "; ".join([*blocked, *map(str, report.blocked)]) or None
             for lost in report.lost:
                 log.error("Undelivered events were dropped by the retention limit.", extra={"lost": str(lost)})
             if report.dropped:
                 log.info("Old partitions dropped.", extra={**self._about, "partitions": list(report.dropped)})
-                await self._supply(link)  # after a drop, make sure that writers have a time partition
+                # After a drop, make sure that writers have a time partition.
+                self.days_ahead = (await ensure_partitions(link.connection, self.layout.table)).days_ahead
 
     async def examine(
         self, subscriptions: Callable[[], Sequence[EventSubscription]], every: float = _EXAMINE_EVERY
@@ -189,9 +187,6 @@ class Maintenance:
                 for remark in self.coverage.remarks():
                     log.warning("Probably a mistake in a filter: %s", remark, extra=self._about)
             logged = subjects
-
-    async def _supply(self, link: PostgresConnection) -> None:
-        self.days_ahead = (await ensure_partitions(link.connection, self.layout.table)).days_ahead
 
 
 def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:

@@ -51,18 +51,21 @@ def load(paths: Sequence[Path], *, needs_relay: bool = True) -> Manifests:
     """Load the resources of all files and folders. Raise ``ConfigError`` with all problems."""
     documents: Documents = []
     for file in (file for path in paths for file in _files(path)):
-        text, source = _text(file), "standard input" if file == STANDARD_INPUT else str(file)
-        parsed = [_json(source, text)] if file.suffix.lower() == ".json" else _yaml(source, text)
-        documents += _labelled(parsed, source)
+        source = "standard input" if file == STANDARD_INPUT else str(file)
+        documents += _parsed(source, _text(file), is_json=file.suffix.lower() == ".json")
     return _checked(documents, ", ".join(map(str, paths)), needs_relay)
 
 
 def load_body(body: bytes, source: str) -> Manifests:
     """Load the resources of a request body: YAML or JSON, compressed or not."""
-    return _checked(_labelled(_yaml(source, _decoded(source, body)), source), source)
+    return _checked(_parsed(source, _decoded(source, body)), source)
 
 
-def _labelled(documents: list[object], source: str) -> Documents:
+def _parsed(source: str, text: str, *, is_json: bool = False) -> Documents:
+    try:
+        documents = [_json(source, text)] if is_json or len(text) > LARGEST_FILE else _yaml(source, text)
+    except RecursionError:
+        raise ConfigError(f"{source} is nested too deeply: that is no manifest.") from None
     if len(documents) == 1:
         return [(source, documents[0])]
     return [(f"{source}, document {number}", document) for number, document in enumerate(documents, start=1)]
@@ -145,29 +148,23 @@ def _json(source: str, text: str) -> object:
         return json.loads(text) if text.strip() else None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{source}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}.") from error
-    except RecursionError:
-        raise ConfigError(f"{source} is nested too deeply: that is no manifest.") from None
 
 
 def _yaml(source: str, text: str) -> list[object]:
-    if len(text) > LARGEST_FILE:
-        return [_json(source, text)]
     if text.startswith("{"):  # JSON is valid YAML, and the JSON parser is a hundred times faster
         with suppress(json.JSONDecodeError, RecursionError):  # YAML flow style, or invalid: the YAML parser decides
             return [json.loads(text)]
     try:
-        return list(_parsed(source, text))
+        return list(_constructed(source, text))
     except yaml.MarkedYAMLError as error:
         raise ConfigError(f"{source}{_at(error.problem_mark)}: not YAML: {_yaml_problem(error)}.") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}.") from error
-    except RecursionError:
-        raise ConfigError(f"{source} is nested too deeply: that is no manifest.") from None
     except ValueError as error:  # for example a date that does not exist
         raise ConfigError(f"{source}: a value can't be read: {error}. Put it in quotes.") from error
 
 
-def _parsed(source: str, text: str) -> Iterator[object]:
+def _constructed(source: str, text: str) -> Iterator[object]:
     loader = yaml.SafeLoader(text)  # not the C loader: deep nesting crashes it and the process
     try:
         while loader.check_node():

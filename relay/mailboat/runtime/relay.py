@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from functools import partial
 from random import Random
 
 from mailboat.delivery.backoff import Backoff
@@ -13,11 +14,11 @@ from mailboat.errors import ConfigError, DatabaseUnavailable, ForeignDatabase, L
 from mailboat.runtime.config_source import Configuration
 from mailboat.runtime.maintenance import Maintenance, RetentionClock, SchemaGate
 from mailboat.runtime.relay_config import Connected, DatabaseSettings, RelayConfig, close_all, wait_for_others
-from mailboat.runtime.relay_status import RelayState, RelayStatus, reason_for, stalled, subscription_statuses
+from mailboat.runtime.relay_status import RelayState, RelayStatus, stalled, subscription_statuses
 from mailboat.runtime.secrets import Secrets
 from mailboat.runtime.session import RelaySession
 from mailboat.runtime.shutdown import StopRequested, first_of, unless_stopped
-from mailboat.runtime.subscription_set import StreamParts
+from mailboat.runtime.subscription_set import StreamParts, reason_for
 from mailboat.runtime.timings import Timings
 from mailboat.store.examination import Coverage
 from mailboat.store.outbox_store import Subscription
@@ -48,12 +49,11 @@ class Relay:
         on_checkpoint: CheckpointHook = ignore_checkpoint,
     ) -> None:
         self.name = full_name(config.relay)
-        self._config = RelayConfig(config, secrets, follows=follows)
+        self._timings = timings or Timings()
+        self._config = RelayConfig(config, secrets, self._timings, limits or ReadLimits(), follows=follows)
         self._identity = identity
         self._random = Random()
         self._on_checkpoint = on_checkpoint
-        self._timings = timings or Timings()
-        self._limits = limits or ReadLimits()
         self._totals = Totals()
         self._schema = SchemaGate(self.name, self._waits)
         self._retention_clock = RetentionClock()
@@ -65,8 +65,6 @@ class Relay:
         """None unless a session runs."""
         self._was_connected = False
 
-    # -- configuration changes ---------------------------------------------------------------------------------------
-
     def reconfigure(self, config: Configuration) -> None:
         """Apply another configuration of the same OutboxRelay."""
         self._config.offer(config)
@@ -75,15 +73,9 @@ class Relay:
         """Reload secrets in use if they changed."""
         if self._connected is None:
             self._config.changed.set()  # reconnect now: a wrong password may be the cause of the outage
-        elif self._database_settings() != self._connected.settings or self._config.needs_new_secrets():
+        elif self._config.secrets_changed(self._connected.settings):
             log.info("Secret changed", extra={"relay": self.name})
             self._config.changed.set()
-
-    def _database_settings(self) -> DatabaseSettings:
-        open_settings = self._connected.settings if self._connected else None
-        return self._config.database_settings(self._timings, self._limits, open_settings)
-
-    # -- life cycle --------------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set; then finish the batches in flight, settle and release."""
@@ -100,9 +92,7 @@ class Relay:
                 except (DatabaseUnavailable, LeaseLost, *_NEEDS_A_PERSON) as error:
                     if isinstance(error, ConfigError) and not (self._config.follows or self._was_connected):
                         raise
-                    if time.monotonic() - began > _LONG_ENOUGH:
-                        failures = 0
-                    failures += 1
+                    failures = 1 if time.monotonic() - began > _LONG_ENOUGH else failures + 1
                     self._disconnected(error)
                     await first_of(stop, self._config.changed, timeout=_RECONNECT.delay(failures, self._random))
             self._enter(RelayState.STOPPING, "stopped")
@@ -126,10 +116,10 @@ class Relay:
         self._enter(state, str(error), reason_for(error))
 
     async def _connect(self, stop: asyncio.Event) -> None:
-        settings = self._database_settings()
-        url, schema = self._config.url_provider(settings.url), self._schema
-        spec, deadline = self._config.current.relay.spec, settings.settings.deadline
-        await unless_stopped(stop, schema.prepare(url, spec, deadline), lambda: schema.migrating)
+        settings, relay, schema = self._config.database_settings(), self._config.current.relay, self._schema
+        url = partial(self._config.database_url, relay, settings.url)
+        migration = schema.prepare(url, relay.spec, settings.settings.deadline)
+        await unless_stopped(stop, migration, lambda: schema.migrating)
         store = await unless_stopped(stop, PostgresStore.open(url, self._identity, settings.settings))
         layout, pooler = settings.settings.layout, settings.settings.pooler
         self._maintenance = maintenance = Maintenance(url, layout, settings.retention, pooler, self._retention_clock)
@@ -194,7 +184,7 @@ class Relay:
                 if stop.is_set():
                     self._enter(RelayState.STOPPING, "finishing the batches in flight")
                     break
-                if self._database_settings() != connected.settings:
+                if self._config.database_settings(connected.settings) != connected.settings:
                     log.info("Connection settings changed, reconnecting", extra=self._about)
                     self._enter(RelayState.CONNECTING, "reconnecting with changed settings", Reason.STARTING)
                     break
@@ -237,14 +227,12 @@ class Relay:
             return True  # the partitions belong to consumers, which may hold their cursors for a long time
         return await self._connected.store.assign(stream.number, generation, owners)
 
-    # -- status ------------------------------------------------------------------------------------------------------
-
     def status(self) -> RelayStatus:
         """Return the status from memory, without any query. Without a session, maintenance is as last known."""
         connected, maintenance, now = self._connected, self._maintenance, time.monotonic()
         session = connected.session if connected else None
         failure = maintenance.error if maintenance else None
-        peers = session.membership.peers if session and session.membership else ()
+        peers = session.membership.peers if session else ()
         return RelayStatus(
             name=self.name,
             relay=self._identity.id,

@@ -14,7 +14,6 @@ from mailboat.runtime.session import RelaySession
 from mailboat.runtime.subscription_set import StreamParts, SubscriptionSet, build_subscription, build_subscriptions
 from mailboat.runtime.timings import Timings
 from mailboat.sinks.protocol import Sink
-from mailboat.store.connection import UrlProvider
 from mailboat.store.outbox_store import Subscription
 from mailboat.store.postgres import PostgresStore
 from mailboat.store.settings import ReadLimits, StoreSettings
@@ -40,6 +39,7 @@ class DatabaseSettings:
     url: str = field(repr=False)
 
 
+@dataclass(eq=False, repr=False)
 class RelayConfig:
     """Configuration in use and its successor.
 
@@ -47,19 +47,23 @@ class RelayConfig:
     an invalid one raises ``ConfigError`` at the start.
     """
 
-    def __init__(self, current: Configuration, secrets: Secrets, *, follows: bool) -> None:
-        self.current = current
-        self.follows = follows
-        self.changed = asyncio.Event()
-        """Set if there is something to take up: a configuration or a secret."""
-        self.undeclared = True
-        """Whether the database may not have this configuration yet. Only then may the relay repartition."""
-        self._pending: Configuration | None = None
-        self._secrets = secrets
+    current: Configuration
+    secrets: Secrets
+    timings: Timings
+    limits: ReadLimits
+    follows: bool
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set if there is something to take up: a configuration or a secret."""
+    undeclared: bool = True
+    """Whether the database may not have this configuration yet. Only then may the relay repartition."""
+    _pending: Configuration | None = None
+
+    def __post_init__(self) -> None:
+        resources, secrets = self.current.subscriptions, self.secrets
         self.subscription_set = (
-            build_subscriptions(current.subscriptions, secrets, SubscriptionSet())
-            if follows
-            else SubscriptionSet({full_name(each): build_subscription(each, secrets) for each in current.subscriptions})
+            build_subscriptions(resources, secrets, SubscriptionSet())
+            if self.follows
+            else SubscriptionSet({full_name(each): build_subscription(each, secrets) for each in resources})
         )
 
     @property
@@ -75,8 +79,8 @@ class RelayConfig:
         self._pending = config
         self.changed.set()
 
-    def needs_new_secrets(self) -> bool:
-        return self.subscription_set.needs(self._secrets)
+    def secrets_changed(self, connected: DatabaseSettings) -> bool:
+        return self.database_settings(connected) != connected or self.subscription_set.needs(self.secrets)
 
     def take_up(self) -> list[Sink]:
         """Use the pending configuration and the current secrets. Return the sinks that are no longer used."""
@@ -85,16 +89,14 @@ class RelayConfig:
         if self._pending is not None:
             self.current, self._pending = self._pending, None
             self.undeclared = True
-        self.subscription_set = build_subscriptions(self.current.subscriptions, self._secrets, before)
+        self.subscription_set = build_subscriptions(self.current.subscriptions, self.secrets, before)
         used = {id(parts.sink) for parts in self.subscription_set.parts.values()}
         return [parts.sink for parts in before.parts.values() if id(parts.sink) not in used]
 
-    def database_settings(
-        self, timings: Timings, limits: ReadLimits, connected: DatabaseSettings | None
-    ) -> DatabaseSettings:
+    def database_settings(self, connected: DatabaseSettings | None = None) -> DatabaseSettings:
         """Return the settings needed now. If a URL is missing, keep that of ``connected``, or raise ``ConfigError``."""
-        relay = (self._pending or self.current).relay
-        url = self._url(relay, connected.url if connected else None)
+        relay, timings = (self._pending or self.current).relay, self.timings
+        url = self.database_url(relay, connected.url if connected else None)
         database, outbox, wake = relay.spec.database, relay.spec.outbox, relay.spec.wake
         settings = StoreSettings(
             layout=TableLayout(outbox.table, renamed(outbox.columns)),
@@ -104,22 +106,18 @@ class RelayConfig:
             lease_ttl=timings.lease_ttl,
             overdue_after=timings.overdue_after,
             deadline=timings.deadline,
-            limits=limits,
+            limits=self.limits,
         )
         return DatabaseSettings(settings, outbox.retention, outbox.manage_schema, url)
 
-    def url_provider(self, last_url: str) -> UrlProvider:
-        """Return a function that reads the database URL, or returns the last one if its secret was removed."""
-        relay = self.current.relay
-        return lambda: self._url(relay, last_url)
-
-    def _url(self, relay: OutboxRelay, known: str | None) -> str:
+    def database_url(self, relay: OutboxRelay, last_url: str | None) -> str:
+        """Read the database URL. If its secret was removed, return the last one."""
         try:
-            return database_url(relay, self._secrets)
+            return database_url(relay, self.secrets)
         except ConfigError:
-            if known is None:
+            if last_url is None:
                 raise
-            return known
+            return last_url
 
 
 def _effect(config: Configuration) -> object:
@@ -217,9 +215,7 @@ class Connected:
 async def wait_for_others(store: PostgresStore, declared: Sequence[EventSubscription], version: ConfigVersion) -> None:
     """Wait until other relays released their partitions. Repartitioning earlier would redeliver batches in flight."""
     deadline = time.monotonic() + _OTHERS_TIMEOUT
-    while time.monotonic() < deadline:
-        if not await store.owned_by_others(declared, version):
-            return
+    while time.monotonic() < deadline and await store.owned_by_others(declared, version):  # noqa: ASYNC110 - polled
         await asyncio.sleep(_POLL_EVERY)
 
 

@@ -1,53 +1,30 @@
-"""Status of a relay and of its subscriptions, from memory, and the probe that queries the lag beforehand.
+"""Status of a relay and of its subscriptions, from memory, with the lag that the session queried beforehand.
 
 The types add values for the metrics to the wire model (``mailboat_spec.relay_status``).
 """
 
-from __future__ import annotations
-
-import logging
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
 
-from mailboat import errors
 from mailboat.delivery.counters import DeliveryHistograms, Totals
 from mailboat.delivery.partition_worker import PartitionWorker
-from mailboat.delivery.stream import Clock
+from mailboat.runtime.session import RelaySession
+from mailboat.runtime.subscription_set import SubscriptionSet
 from mailboat.store.examination import Coverage
-from mailboat.store.outbox_store import Backlog, Lag, OutboxStore, Subscription
-from mailboat_spec import EventSubscription, Reason, full_name, relay_status
+from mailboat.store.outbox_store import Backlog, Lag
+from mailboat_spec import EventSubscription, full_name, relay_status
 from mailboat_spec.relay_status import PartitionStatus
 
-if TYPE_CHECKING:
-    from mailboat.runtime.session import RelaySession
-    from mailboat.runtime.subscription_set import InvalidSubscription, SubscriptionSet
-
-log = logging.getLogger(__name__)
-
-_SELDOM = 5
-"""Number of intervals between two lag queries for an idle subscription."""
 STALLED_AFTER = 90.0
 """Seconds without progress of the committer after which only a restart helps. Every wait of the committer ends sooner:
 idle waits after ``ACTIVE_EVERY``, database queries with the statement deadline."""
-# The first match wins, so subclasses come before their base class.
-_REASONS: Final[tuple[tuple[type[errors.MailboatError], Reason], ...]] = (
-    (errors.SecretMissing, Reason.SECRET_NOT_FOUND),
-    (errors.NoSuchSink, Reason.SINK_NOT_SUPPORTED),
-    (errors.ConfigError, Reason.INVALID_SPEC),
-    (errors.SchemaMismatch, Reason.SCHEMA_MISMATCH),
-    (errors.ForeignDatabase, Reason.FOREIGN_DATABASE),
-    (errors.InRecovery, Reason.DATABASE_IN_RECOVERY),
-)
 
 
 class RelayState(StrEnum):
     CONNECTING = "Connecting"
     RUNNING = "Running"
     FAILED = "Failed"
-    """A person has to act as described in the message. The relay keeps retrying."""
     STOPPING = "Stopping"
 
 
@@ -63,40 +40,9 @@ class RelayStatus(relay_status.RelayStatus):
     """Events that no filter matches, and filters that match no event. The same in all relays of an outbox."""
 
 
-def reason_for(error: errors.MailboatError) -> Reason:
-    """Return the reason for an error that keeps a relay or a subscription from running."""
-    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), Reason.DATABASE_UNREACHABLE)
-
-
-@dataclass(eq=False)
-class LagProbe:
-    """Queries the lag of one subscription at a time, of an idle one less often. Delivery does not depend on it."""
-
-    store: OutboxStore
-    clock: Clock
-    every: float
-    backlogs: dict[int, Backlog] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
-    """Subscriptions whose last query failed; their entry in ``backlogs`` is older."""
-    _probed_at: dict[int, float] = field(default_factory=dict)
-
-    async def query(self, subscription: Subscription, *, idle: bool) -> None:
-        number = subscription.number
-        if idle and self.clock() - self._probed_at.get(number, -math.inf) < self.every * _SELDOM:
-            return
-        try:
-            self.backlogs[number] = await self.store.backlog(number)
-            self.errors.pop(number, None)
-        except errors.MailboatError as error:  # other tasks detect a database outage
-            if number not in self.errors:
-                log.warning("Lag query failed: %s", error, extra={"subscription": subscription.name})
-            self.errors[number] = str(error)
-        self._probed_at[number] = self.clock()
-
-    def forget(self, number: int) -> None:
-        self.backlogs.pop(number, None)
-        self.errors.pop(number, None)
-        self._probed_at.pop(number, None)
+@dataclass(frozen=True, slots=True)
+class ProcessStatus(relay_status.ProcessStatus):
+    relays: tuple[RelayStatus, ...] = ()
 
 
 def stalled(session: RelaySession, now: float) -> bool:
@@ -106,26 +52,21 @@ def stalled(session: RelaySession, now: float) -> bool:
 def subscription_statuses(
     subscriptions: SubscriptionSet, session: RelaySession | None, totals: Totals, now: float
 ) -> tuple[SubscriptionStatus, ...]:
-    """Return the status of all subscriptions, also of those that could not be built."""
-    failed = [_failed_status(each, totals) for each in subscriptions.failed.values()]
+    failed = [
+        replace(
+            subscription_status(each.resource, None, totals),
+            state="Failed",
+            rate=0.0,
+            sink_reachable=False,
+            last_error=each.error,
+            last_error_age=0.0,
+            reason=each.reason,
+            meters=None,
+        )
+        for each in subscriptions.failed.values()
+    ]
     built = [subscription_status(each.resource, session, totals, now) for each in subscriptions.parts.values()]
     return tuple(sorted((*failed, *built), key=lambda status: status.name))
-
-
-def _failed_status(failed: InvalidSubscription, totals: Totals) -> SubscriptionStatus:
-    name = full_name(failed.resource)
-    return SubscriptionStatus(
-        name=name,
-        sink=failed.resource.spec.sink.kind,
-        state="Failed",
-        partitions=failed.resource.spec.partitions,
-        published=totals.delivered[name],
-        refused=totals.refused[name],
-        sink_reachable=False,
-        last_error=failed.error,
-        last_error_age=0.0,
-        reason=failed.reason,
-    )
 
 
 def subscription_status(
@@ -135,8 +76,8 @@ def subscription_status(
     name = full_name(resource)
     meters = totals.meters[name]
     number = next((n for n, s in session.streams.items() if s.name == name), None) if session else None
-    held = [each for key, each in session.owned.items() if key.subscription == number] if session else []
-    workers = sorted((each.worker for each in held), key=lambda worker: worker.lease.key.partition)
+    held = session.workers(number) if session is not None and number is not None else []
+    workers = sorted(held, key=lambda worker: worker.lease.key.partition)
     past, past_age = _last_error(workers, totals.last_error.get(name), now)
     unconnected = SubscriptionStatus(
         name=name,
@@ -153,14 +94,14 @@ def subscription_status(
     if session is None or number is None:
         return unconnected
     subscription, stream = session.subscriptions[number], session.streams[number]
-    backlog, probe_error = session.lag.backlogs.get(number), session.lag.errors.get(number)
+    backlog, lag_error = session.lags[number].backlog, session.lags[number].error
     owned = _owned(session, number, workers)
     orphans = _counted(sorted(session.orphans.get(number, ())), backlog) if backlog else []
     counted = [*owned, *orphans]
     unavailable = stream.health.reason
     full = next((w.parked.problem for w in workers if w.parked.problem), None)
     current = unavailable or stream.dead_topic.problem or full
-    lag_error = f"lag is as it was last known: {probe_error}" if probe_error else None
+    stale = f"lag is as it was last known: {lag_error}" if lag_error else None
     return replace(
         unconnected,
         state="Paused" if subscription.paused else "Running",
@@ -171,23 +112,21 @@ def subscription_status(
         parked=sum(p.parked for p in counted),
         dead=backlog.dead if backlog else 0,
         sink_reachable=False if unavailable else True if stream.ready else None,
-        last_error=current or past or lag_error,
-        last_error_age=0.0 if current or (lag_error and not past) else past_age,
+        last_error=current or past or stale,
+        last_error_age=0.0 if current or (stale and not past) else past_age,
         blocked=backlog.blocked if backlog else 0,
         owned=tuple(owned),
         orphans=tuple(orphans),
-        owners={h.key.partition: h.owner for h in session.membership.holdings if h.key.subscription == number}
-        if session.membership
-        else {},
+        owners={h.key.partition: h.owner for h in session.membership.holdings if h.key.subscription == number},
     )
 
 
 def _owned(session: RelaySession, number: int, workers: Iterable[PartitionWorker]) -> list[PartitionStatus]:
     """Return the status of the partitions that this relay delivers or, of a pull subscription, reports."""
-    backlog, caught_up = session.lag.backlogs.get(number), session.caught_up(number)
+    lag_error, backlog, caught_up = session.lags[number].error, session.lags[number].backlog, session.caught_up(number)
     if number in session.reported:
         return _counted(range(session.subscriptions[number].partitions), backlog)
-    unknown = Lag(0, None, bounded=number in session.lag.errors and not caught_up)
+    unknown = Lag(0, None, bounded=lag_error is not None and not caught_up)
     found = []
     for worker in workers:
         partition, parked = worker.lease.key.partition, worker.parked

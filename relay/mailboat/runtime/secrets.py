@@ -14,14 +14,13 @@ from mailboat.errors import ConfigError, SecretMissing
 from mailboat_spec import OutboxRelay, full_name
 
 DIRECTORY_VARIABLE: Final = "MAILBOAT_SECRETS_DIR"
-VARIABLE_PREFIX: Final = "MAILBOAT_SECRET"
 
 _LARGEST: Final = 1024 * 1024
 """In bytes; Kubernetes has the same limit for a Secret."""
 
 
 class Secrets:
-    """Secrets by the names used in manifests, from files and from the environment of the process.
+    """Secrets by the names used in manifests.
 
     A folder, if there is one, has precedence: ``<folder>/<secret>/<key>``, the way a Secret is mounted into a pod. Then
     follow variables: ``MAILBOAT_SECRET_<NAME>_<KEY>``, in capitals, with ``_`` for characters not allowed in a name.
@@ -102,17 +101,13 @@ def _read_folder(folder: Path) -> dict[str, str]:
 
 
 def _variable(name: str, key: str) -> str:
-    return re.sub(r"[^A-Z0-9]", "_", f"{VARIABLE_PREFIX}_{name}_{key}".upper())
+    return re.sub(r"[^A-Z0-9]", "_", f"MAILBOAT_SECRET_{name}_{key}".upper())
 
 
-def secrets_folder(directory: Path | None, environment: Mapping[str, str]) -> Path | None:
-    return directory or (Path(named) if (named := environment.get(DIRECTORY_VARIABLE)) else None)
-
-
-def existing_secrets_folder(directory: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """Return the secrets folder. Raise ``ConfigError`` if it is named but missing: probably a typo."""
-    folder = secrets_folder(directory, environment)
-    if folder is not None and not folder.is_dir():
+def secrets_folder(directory: Path | None, environment: Mapping[str, str], *, must_exist: bool = False) -> Path | None:
+    """Return the secrets folder. ``must_exist``: raise ``ConfigError`` if it is missing, which is probably a typo."""
+    folder = directory or (Path(named) if (named := environment.get(DIRECTORY_VARIABLE)) else None)
+    if must_exist and folder is not None and not folder.is_dir():
         named = "--secrets-dir" if directory is not None else f"${DIRECTORY_VARIABLE}"
         raise ConfigError(f"{named}: there is no folder {folder}. Create it, or name the one that has the secrets.")
     return folder

@@ -25,10 +25,10 @@ from mailboat.delivery.rebalance import decide, live_relays, orphans, reporter
 from mailboat.delivery.stream import Checkpoint, CheckpointHook, Clock, DeliverySession, Stream
 from mailboat.delivery.window_feeder import WindowFeeder
 from mailboat.errors import DatabaseUnavailable, LeaseLost, MailboatError
-from mailboat.runtime.relay_status import LagProbe
 from mailboat.runtime.subscription_set import await_dead_letter_topic, open_sink
 from mailboat.runtime.timings import Timings
 from mailboat.store.outbox_store import (
+    Backlog,
     Cursor,
     CursorKey,
     Lease,
@@ -40,6 +40,28 @@ from mailboat.store.outbox_store import (
 )
 
 log = logging.getLogger(__name__)
+
+_IDLE_LAG_EVERY = 5
+"""Number of intervals between two lag queries for an idle subscription."""
+
+
+@dataclass(slots=True)
+class SubscriptionLag:
+    """Lag of one subscription, as last queried. Delivery does not depend on it."""
+
+    backlog: Backlog | None = None
+    error: str | None = None
+    """Error of the last query. ``backlog`` is older."""
+    queried_at: float = -math.inf
+
+    async def query(self, store: OutboxStore, subscription: Subscription, clock: Clock) -> None:
+        try:
+            self.backlog, self.error = await store.backlog(subscription.number), None
+        except MailboatError as error:  # other tasks detect a database outage
+            if self.error is None:
+                log.warning("Lag query failed: %s", error, extra={"subscription": subscription.name})
+            self.error = str(error)
+        self.queried_at = clock()
 
 
 @dataclass(slots=True)
@@ -62,12 +84,13 @@ class RelaySession(DeliverySession):
     clock: Clock
     on_checkpoint: CheckpointHook
     oldest_snapshot: Callable[[], timedelta] = timedelta
-    membership: Membership | None = None
+    membership: Membership = field(default_factory=lambda: Membership((), (), {}))
     owned: dict[CursorKey, _Owned] = field(default_factory=dict)
     reported: frozenset[int] = frozenset()
     """Pull subscriptions whose lag this relay reports. One relay reports all partitions of a subscription."""
     orphans: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Partitions by subscription whose owner is silent or missing, and whose lag this relay reports meanwhile."""
+    lags: defaultdict[int, SubscriptionLag] = field(default_factory=lambda: defaultdict(SubscriptionLag))
     _readers: set[WindowFeeder] = field(default_factory=set)
     _releasing: set[CursorKey] = field(default_factory=set)
     _retirements: dict[asyncio.Task[None], int] = field(default_factory=dict)
@@ -81,7 +104,6 @@ class RelaySession(DeliverySession):
     _stop: asyncio.Event = field(init=False)
 
     def __post_init__(self, wake: WakeSettings) -> None:
-        self.lag = LagProbe(self.store, self.clock, self.timings.probe_every)
         self.committer = ProgressCommitter(self.store, wake, self.clock, self, self.on_checkpoint)
         self._lease_until = self.clock() + self.timings.trusted  # the leases began when the store was joined
 
@@ -97,17 +119,13 @@ class RelaySession(DeliverySession):
                 await stop.wait()  # heartbeats continue until the last batch is settled
                 if self._follow_task is not None:
                     self._follow_task.cancel()  # it would claim released partitions again
-                while True:
-                    self._release(list(self.owned))
+                while self.owned or self._retirements:  # a renewal in progress may start workers again
+                    self._release(self.owned)
                     await self._released()  # releasing partitions needs the committer
-                    if not self.owned:  # a renewal in progress may have started workers
-                        break
                 for task in (*background, *self._open_tasks.values()):
                     task.cancel()
         except BaseExceptionGroup as errors:
             raise _primary_error(errors) from errors
-
-    # -- subscriptions -----------------------------------------------------------------------------------------------
 
     def admit(self, subscription: Subscription, stream: Stream) -> None:
         """Start to deliver a subscription that is declared in the store, independently of the others."""
@@ -127,7 +145,7 @@ class RelaySession(DeliverySession):
         await self._released(number)
         self._open_tasks.pop(number).cancel()
         del self.streams[number], self.subscriptions[number]
-        self.lag.forget(number)
+        self.lags.pop(number, None)
         self._withdrawing.discard(number)
         self.store.withdraw(number)
 
@@ -136,12 +154,12 @@ class RelaySession(DeliverySession):
 
     async def _start_sink(self, stream: Stream) -> None:
         await open_sink(stream)
-        for key, owned in self.owned.items():
-            if key.subscription == stream.number:
-                owned.worker.check_parked()
+        for worker in self.workers(stream.number):
+            worker.check_parked()
         await await_dead_letter_topic(stream)
 
-    # -- ownership ---------------------------------------------------------------------------------------------------
+    def workers(self, number: int) -> list[PartitionWorker]:
+        return [owned.worker for key, owned in self.owned.items() if key.subscription == number]
 
     async def _watch(self, stop: asyncio.Event) -> None:
         """Send heartbeats. Claims run in a task of their own: a slow one must not delay the next heartbeat."""
@@ -171,13 +189,12 @@ class RelaySession(DeliverySession):
         now = self.clock()
         self._notice_changes(membership.subscriptions)
         alive = live_relays(membership)
-        self._log_peers(alive, live_relays(before) if before is not None else {self.me})
+        self._log_peers(alive, live_relays(before))
+        served = self._served()
         self.reported = frozenset(
-            number
-            for number, stream in self.streams.items()
-            if stream.pulled and number not in self._withdrawing and reporter(membership, number) == self.me
+            each for each in served if self.streams[each].pulled and reporter(membership, each) == self.me
         )
-        self.orphans = orphans(membership, self.me, self.streams.keys() - self._withdrawing)
+        self.orphans = orphans(membership, self.me, served)
         unheld = {h.key for h in membership.holdings if h.owner not in alive}
         self._unheld_since = {key: self._unheld_since.get(key, now) for key in unheld}
         for holding in membership.holdings:
@@ -191,7 +208,7 @@ class RelaySession(DeliverySession):
             elif not owned.worker.starving:
                 owned.worker.wake()
         self._release(moves.release - self._releasing)
-        if claim := [key for key in moves.claim if self._delivers(key)]:
+        if claim := [key for key in moves.claim if key.subscription in served]:
             claimed = await self._start_workers(await self.store.claim(claim))
             self._log_claims(claimed, membership, alive)
         elif not held and not self.reported and not self.orphans:
@@ -202,8 +219,7 @@ class RelaySession(DeliverySession):
     def _needs_renewal(self, key: CursorKey) -> bool:
         """Return whether a lease should be renewed now. While a snapshot is held, Postgres keeps the former versions of
         a cursor. A lookup by epoch passes those since the last renewal."""
-        idle = self.committer.at_head(key) and self.owned[key].worker.pending == 0
-        return idle and self.committer.windows(key) >= self.timings.renew_after
+        return self._at_head(self.owned[key].worker) and self.committer.windows(key) >= self.timings.renew_after
 
     def _log_peers(self, alive: set[str], before: set[str]) -> None:
         for event, peers in (("Relay joined", alive - before), ("Relay left", before - alive)):
@@ -212,25 +228,23 @@ class RelaySession(DeliverySession):
 
     def _log_claims(self, claimed: Sequence[CursorKey], membership: Membership, alive: set[str]) -> None:
         """Log the acquired partitions, one line per subscription and former owner."""
-        former = {holding.key: holding.owner for holding in membership.holdings}
+        former = {each.key: each.owner for each in membership.holdings if each.owner not in alive}
         groups: dict[tuple[int, str], list[int]] = defaultdict(list)
         for key in claimed:
-            owner = former.get(key)
-            groups[key.subscription, owner if owner and owner not in alive else ""].append(key.partition)
+            groups[key.subscription, former.get(key) or ""].append(key.partition)
         for (number, owner), partitions in sorted(groups.items()):
             about = {"subscription": self.subscriptions[number].name, "partitions": sorted(partitions)}
             if owner:
                 about["from"] = owner
             log.info("Partitions taken over from a relay that is gone" if owner else "Partitions acquired", extra=about)
 
-    def _delivers(self, key: CursorKey) -> bool:
-        return key.subscription in self.streams and key.subscription not in self._withdrawing
+    def _served(self) -> set[int]:
+        """Return the subscriptions that are not being withdrawn."""
+        return self.streams.keys() - self._withdrawing
 
     def _notice_changes(self, states: Mapping[int, Subscription]) -> None:
-        for number, known in self.subscriptions.items():
-            if number in self._withdrawing:
-                continue
-            current = states.get(number)
+        for number in self._served():
+            known, current = self.subscriptions[number], states.get(number)
             if current is None or current.partitions != known.partitions or current.generation != known.generation:
                 raise LeaseLost(f"subscription {known.name} was deleted or repartitioned: starting a new session")
             self.set_paused(number, current.paused)
@@ -241,31 +255,31 @@ class RelaySession(DeliverySession):
             return
         log.info("Subscription %s.", "paused" if paused else "resumed", extra={"subscription": subscription.name})
         self.subscriptions[number] = replace(subscription, paused=paused)
-        for key, owned in self.owned.items():
-            if key.subscription == number:
-                self.committer.pause(key, paused)
-                owned.worker.pause(paused)
+        for worker in self.workers(number):
+            self.committer.pause(worker.lease.key, paused)
+            worker.pause(paused)
 
     async def _start_workers(self, cursors: Iterable[Cursor]) -> list[CursorKey]:
         """Start workers for acquired cursors and return their keys. Release those that were withdrawn meanwhile."""
+        served = self._served()
         withdrawn: list[Lease] = []
         started: list[CursorKey] = []
         reopened: dict[Window, dict[CursorKey, PartitionWorker]] = defaultdict(dict)
         for cursor in cursors:
             key = cursor.lease.key
-            if not self._delivers(key):
+            if key.subscription not in served:
                 withdrawn.append(cursor.lease)
                 continue
             paused = self.subscriptions[key.subscription].paused
             worker = PartitionWorker(cursor, self.streams[key.subscription], self.store, self)
             worker.pause(paused)
             self.owned[key] = _Owned(worker, self._group.create_task(self._run(worker)))
-            settled_snapshot = None if cursor.window else cursor.settled_snapshot
-            self.committer.add(
-                cursor.lease, settled_snapshot, paused=paused, cautious=not cursor.window and cursor.crash_count > 0
-            )
             if cursor.window is not None:
+                self.committer.add(cursor.lease, None, paused=paused)
                 reopened[cursor.window][key] = worker
+            else:
+                crashed = cursor.crash_count > 0
+                self.committer.add(cursor.lease, cursor.settled_snapshot, paused=paused, cautious=crashed)
             started.append(key)
         if self.owned:
             self.on_checkpoint(Checkpoint.CLAIMED)
@@ -340,8 +354,6 @@ class RelaySession(DeliverySession):
         for reader in self._readers:
             reader.members.pop(key, None)
 
-    # -- windows -----------------------------------------------------------------------------------------------------
-
     def window_opened(self, opened: Opened) -> None:
         candidates = ((lease, self.owned.get(lease.key)) for lease in opened.members)
         workers = {
@@ -361,23 +373,22 @@ class RelaySession(DeliverySession):
         self._readers.add(reader)
         self._group.create_task(reader.run()).add_done_callback(lambda _: self._readers.discard(reader))
 
-    # -- lag ---------------------------------------------------------------------------------------------------------
-
     async def _probe(self) -> None:
         while True:
             await asyncio.sleep(self.timings.probe_every)
             for number in {key.subscription for key in self.owned} | self.reported | self.orphans.keys():
+                subscription, lag = self.subscriptions.get(number), self.lags[number]
                 idle = number not in self.reported and number not in self.orphans and self.caught_up(number)
-                if (subscription := self.subscriptions.get(number)) is not None:
-                    await self.lag.query(subscription, idle=idle)
+                intervals = _IDLE_LAG_EVERY if idle else 0
+                if subscription is not None and self.clock() - lag.queried_at >= intervals * self.timings.probe_every:
+                    await lag.query(self.store, subscription, self.clock)
 
     def caught_up(self, number: int) -> bool:
         """Return whether all events of this relay's partitions found by the last poll are settled."""
-        return all(
-            self.committer.at_head(key) and owned.worker.pending == 0
-            for key, owned in self.owned.items()
-            if key.subscription == number
-        )
+        return all(self._at_head(worker) for worker in self.workers(number))
+
+    def _at_head(self, worker: PartitionWorker) -> bool:
+        return self.committer.at_head(worker.lease.key) and worker.pending == 0
 
 
 def _primary_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

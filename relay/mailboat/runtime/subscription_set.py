@@ -14,17 +14,18 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Final
 
+from mailboat import errors
 from mailboat.cloudevents import MessageEncoder
 from mailboat.delivery.backoff import DEAD_TOPIC_BACKOFF, OUTAGE_BACKOFF, Backoff
 from mailboat.delivery.counters import DeliveryHistograms
 from mailboat.delivery.parked_keys import dead_letter_topic_error
 from mailboat.delivery.publish import as_unavailable
 from mailboat.delivery.stream import CheckpointHook, Stream, StreamSettings
-from mailboat.errors import ConfigError, SinkUnavailable
-from mailboat.runtime.relay_status import reason_for
+from mailboat.errors import ConfigError, MailboatError, SinkUnavailable
 from mailboat.runtime.secrets import Secrets
 from mailboat.sinks.protocol import ChecksTopics, Sink, SinkContext
 from mailboat.sinks.registry import build_sink
@@ -32,6 +33,21 @@ from mailboat.store.outbox_store import Subscription
 from mailboat_spec import EventSubscription, Reason, SecretKeyRef, full_name
 
 log = logging.getLogger(__name__)
+
+# The first match wins, so subclasses come before their base class.
+_REASONS: Final[tuple[tuple[type[MailboatError], Reason], ...]] = (
+    (errors.SecretMissing, Reason.SECRET_NOT_FOUND),
+    (errors.NoSuchSink, Reason.SINK_NOT_SUPPORTED),
+    (ConfigError, Reason.INVALID_SPEC),
+    (errors.SchemaMismatch, Reason.SCHEMA_MISMATCH),
+    (errors.ForeignDatabase, Reason.FOREIGN_DATABASE),
+    (errors.InRecovery, Reason.DATABASE_IN_RECOVERY),
+)
+
+
+def reason_for(error: MailboatError) -> Reason:
+    """Return the reason for an error that keeps a relay or a subscription from running."""
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), Reason.DATABASE_UNREACHABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +130,6 @@ class SubscriptionSet:
 def build_subscriptions(
     subscriptions: Iterable[EventSubscription], secrets: Secrets, before: SubscriptionSet
 ) -> SubscriptionSet:
-    """Build the subscriptions and report those that can't be built as failed."""
     parts: dict[str, StreamParts] = {}
     failed: dict[str, InvalidSubscription] = {}
     for resource in subscriptions:
@@ -142,7 +157,7 @@ def build_subscription(resource: EventSubscription, secrets: Secrets, before: St
         if kept is None:
             raise
         # The secret was removed: continue with the previous values.
-        context = SinkContext(kept.context.subscription, spec.delivery.timeout.seconds, kept.context.secrets)
+        context = replace(kept.context, delivery_timeout=spec.delivery.timeout.seconds)
     sink = kept.sink if kept is not None and kept.context == context else build_sink(spec.sink, context)
     # The source of an event is the outbox it was written to, independent of the subscription.
     outbox = f"mailboat/{resource.metadata.namespace}/{spec.relay}"
@@ -181,19 +196,18 @@ async def await_dead_letter_topic(stream: Stream) -> None:
     if topic is None or not isinstance(sink, ChecksTopics):
         return
     about = {"subscription": stream.name, "topic": topic}
-    failures, problem = 0, None
+    failures = 0
     while True:
         try:
             await sink.check_topic(topic)
             break
         except SinkUnavailable as error:
             message = dead_letter_topic_error(error)
-            if problem is None:
+            if failures == 0:
                 log.warning("Dead-letter topic is not available: %s", message, extra=about)
-            problem = f"the dead-letter topic {topic} is not available: {message}"
-            dead_topic.problem = dead_topic.problem or problem
+            dead_topic.problem = dead_topic.problem or f"the dead-letter topic {topic} is not available: {message}"
         failures += 1
         await asyncio.sleep(DEAD_TOPIC_BACKOFF.delay(failures, stream.random))
-    if problem is not None and dead_topic.problem is not None:
+    if failures > 0 and dead_topic.problem is not None:
         dead_topic.problem = None
         log.info("Dead-letter topic is available", extra=about)
