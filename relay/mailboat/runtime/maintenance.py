@@ -191,7 +191,8 @@ class Maintenance:
             logged = subjects
 
     async def _supply(self, link: PostgresConnection) -> None:
-        self.days_ahead = (await ensure_partitions(link.connection, self.layout.table)).days_ahead
+        await ensure_partitions(link.connection, self.layout.table)
+        self.days_ahead = await days_ahead(link.connection, self.layout.table)
 
 
 def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:

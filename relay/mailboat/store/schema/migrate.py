@@ -261,37 +261,32 @@ async def pending_migrations(link: PostgresConnection) -> tuple[Migration, ...]:
     return pending(known_migrations(), await link.fetch(_SQL["applied"]) if ledger else [])
 
 
-class MigrationScript:
-    """Migrations as scripts for an administrator, for databases with ``manageSchema: false``.
+async def migration_script(link: PostgresConnection, outbox: str, migrated: set[tuple[int, str]]) -> str:
+    """Return all pending changes as a script for an administrator (``manageSchema: false``); empty if there are none.
 
-    Scripts for several outboxes are to be run in order: the first one for a database migrates its schema.
+    ``migrated``: databases whose schema an earlier script migrates; this database is added. Scripts are to be run in
+    order.
     """
-
-    def __init__(self) -> None:
-        self._migrated: set[tuple[int, str]] = set()
-
-    async def script(self, link: PostgresConnection, outbox: str) -> str:
-        """Return the script with all pending changes; empty if there are none."""
-        ledger, database = _checked(await link.fetch(_SQL["facts"]))
-        ((name, exists),) = await link.fetch(_SQL["outbox"], {"outbox": outbox})
-        if name != outbox:
-            raise SchemaMismatch(f"spec.outbox.table: {name}: {RESERVED}. Choose another name.")
-        this_one = (link.server.system_identifier, database)
-        steps = () if this_one in self._migrated else await pending_migrations(link)
-        self._migrated.add(this_one)
-        literal = psycopg.AsyncClientCursor(link.connection)
-        ledger_first = [_SQL["create_ledger"]] if steps and not ledger else []
-        parts = []
-        for step in steps:
-            parts += [f"-- {step.name}\n{step.script.strip()}", literal.mogrify(_SQL["record"], step.ledger_row)]
-        if steps:
-            parts.append(_SQL["grant_roles"])
-        if not exists:
-            parts.append(literal.mogrify(_SQL["create_outbox"], {"outbox": outbox}))
-        if not parts:
-            return ""
-        whole = ["begin", *ledger_first, _SQL["lock"], *parts, "commit"]
-        return "\n\n".join(part if part.endswith(";") else f"{part};" for part in whole)
+    ledger, database = _checked(await link.fetch(_SQL["facts"]))
+    ((name, exists),) = await link.fetch(_SQL["outbox"], {"outbox": outbox})
+    if name != outbox:
+        raise SchemaMismatch(f"spec.outbox.table: {name}: {RESERVED}. Choose another name.")
+    this_one = (link.server.system_identifier, database)
+    steps = () if this_one in migrated else await pending_migrations(link)
+    migrated.add(this_one)
+    literal = psycopg.AsyncClientCursor(link.connection)
+    parts = []
+    for step in steps:
+        parts += [f"-- {step.name}\n{step.script.strip()}", literal.mogrify(_SQL["record"], step.ledger_row)]
+    if steps:
+        parts.append(_SQL["grant_roles"])
+    if not exists:
+        parts.append(literal.mogrify(_SQL["create_outbox"], {"outbox": outbox}))
+    if not parts:
+        return ""
+    ledger_first = [_SQL["create_ledger"]] if steps and not ledger else []
+    whole = ["begin", *ledger_first, _SQL["lock"], *parts, "commit"]
+    return "\n\n".join(part if part.endswith(";") else f"{part};" for part in whole)
 
 
 def _checked(facts: Sequence[Row]) -> tuple[bool, str]:

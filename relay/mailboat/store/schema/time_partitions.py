@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import psycopg
 from psycopg import sql
@@ -39,15 +39,7 @@ _NOT_NOW = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psyco
 Connection = psycopg.AsyncConnection[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Supply:
-    made: int
-    days_ahead: float | None
-    """Days from now that are covered without a gap; None for a plain table. A writer without a partition fails."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimePartition:
+class TimePartition(NamedTuple):
     name: str
     lower: datetime
     upper: datetime
@@ -98,20 +90,20 @@ class RetentionReport:
 
 
 async def server_time(connection: Connection) -> datetime:
-    now: datetime = await _value(connection, "now")
-    return now
+    return cast(datetime, await _value(connection, "now"))
 
 
-async def ensure_partitions(connection: Connection, outbox: str) -> Supply:
-    """Create the missing partitions of the next 30 days. If none is missing, write nothing."""
-    made: int | None = await _value(connection, "ensure", outbox=outbox)
-    return Supply(made or 0, await days_ahead(connection, outbox))
+async def ensure_partitions(connection: Connection, outbox: str) -> int:
+    """Create the missing partitions of the next 30 days and return their number. If none is missing, write nothing."""
+    return cast("int | None", await _value(connection, "ensure", outbox=outbox)) or 0
 
 
 async def days_ahead(connection: Connection, outbox: str) -> float | None:
-    """Return the days that existing partitions cover, whether or not more can be created; see `Supply`."""
-    days: float | None = await _value(connection, "ahead", outbox=outbox)
-    return days
+    """Return the days from now that partitions cover without a gap; None for a plain table.
+
+    A writer without a partition fails.
+    """
+    return cast("float | None", await _value(connection, "ahead", outbox=outbox))
 
 
 async def _value(connection: Connection, name: str, **values: object) -> Any:
