@@ -50,23 +50,13 @@ _Result = TypeVar("_Result")
 
 @overload
 def emit(
-    connection: SyncHandle,
-    type: str,
-    payload: Payload = None,
-    *,
-    outbox: str = DEFAULT_OUTBOX,
-    **fields: Unpack[EventFields],
+    connection: SyncHandle, type: str, payload: Payload = ..., *, outbox: str = ..., **fields: Unpack[EventFields]
 ) -> uuid.UUID: ...
 
 
 @overload
 def emit(
-    connection: AsyncHandle,
-    type: str,
-    payload: Payload = None,
-    *,
-    outbox: str = DEFAULT_OUTBOX,
-    **fields: Unpack[EventFields],
+    connection: AsyncHandle, type: str, payload: Payload = ..., *, outbox: str = ..., **fields: Unpack[EventFields]
 ) -> Coroutine[Any, Any, uuid.UUID]: ...
 
 
@@ -89,14 +79,12 @@ def emit(
 
 
 @overload
-def emit_many(
-    connection: SyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
-) -> list[uuid.UUID]: ...
+def emit_many(connection: SyncHandle, events: Iterable[NewEvent], *, outbox: str = ...) -> list[uuid.UUID]: ...
 
 
 @overload
 def emit_many(
-    connection: AsyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
+    connection: AsyncHandle, events: Iterable[NewEvent], *, outbox: str = ...
 ) -> Coroutine[Any, Any, list[uuid.UUID]]: ...
 
 
