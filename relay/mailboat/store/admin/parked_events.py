@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from mailboat.store.admin.selection import Match, by_partition, hold_cursor, matching, requeue, wake, whole_rows
+from mailboat.store.admin.selection import Match, by_partition, change_queues, matching, whole_rows
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.parked_rows import QUEUE_ORDER, SERIES
 from mailboat.store.sql import statements
@@ -66,36 +66,25 @@ async def retry(
 
     ``unordered`` names subscriptions without ordering, where each event is its own head.
     """
-    heads = unblocked = 0
-    for where, group in by_partition(chosen, at_once=_AT_ONCE):
-        ordered = group[0].subscription not in unordered
+    changes = []
+    for where, group in by_partition(chosen, unordered, at_once=_AT_ONCE):
+        ordered = where["ordered"]
         keys = list({each.key for each in group if each.key is not None}) if ordered else []
         ordinals = [each.ordinal for each in group if each.key is None or not ordered]
-        async with link.transaction() as cursor:
-            await hold_cursor(cursor, where)
-            await cursor.execute(_RETRY, {**where, "keys": keys, "ordinals": ordinals, "ordered": ordered})
-            rows = await cursor.fetchall()
-        heads += len(rows)
-        unblocked += sum(1 for _, was_blocked in rows if was_blocked)
-    await wake(link, outbox)
-    return Retried(heads, unblocked)
+        changes.append({**where, "keys": keys, "ordinals": ordinals})
+    rows = await change_queues(link, outbox, _RETRY, changes, new_heads=False)
+    return Retried(len(rows), sum(1 for _, was_blocked in rows if was_blocked))
 
 
 async def drop(
     link: PostgresConnection, outbox: str, chosen: Sequence[ParkedEvent], *, unordered: Collection[str] = ()
 ) -> int:
     """Turn these events into dead letters and return their number. Events that waited behind them continue."""
-    dropped = 0
-    for where, group in by_partition(chosen, at_once=_AT_ONCE):
-        async with link.transaction() as cursor:
-            await hold_cursor(cursor, where)
-            await cursor.execute(_DROP, {**where, "ordinals": [each.ordinal for each in group]})
-            rows = await cursor.fetchall()
-            if group[0].subscription not in unordered:
-                await requeue(cursor, where, (key for _, key in rows))
-        dropped += len(rows)
-    await wake(link, outbox)
-    return dropped
+    changes = (
+        {**where, "ordinals": [each.ordinal for each in group]}
+        for where, group in by_partition(chosen, unordered, at_once=_AT_ONCE)
+    )
+    return len(await change_queues(link, outbox, _DROP, changes))
 
 
 def _parked(name: str) -> sql.Composed:
