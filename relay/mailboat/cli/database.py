@@ -5,7 +5,7 @@ from functools import cache
 import click
 
 from mailboat.cli.options import ManifestSource, Outbox, find_subscription, for_each_outbox, with_manifests
-from mailboat.cli.output import counted
+from mailboat.cli.output import counted, safe
 from mailboat.errors import ConfigError
 from mailboat.runtime.maintenance import RetentionClock, limits
 from mailboat.store.admin.overview import forget as forget_subscription
@@ -15,7 +15,6 @@ from mailboat.store.schema.migrate import apply_migrations, migration_script, pe
 from mailboat.store.schema.time_partitions import RetentionSweep, days_ahead, ensure_partitions, server_time
 from mailboat.store.schema.verify import undeliverable_rows, verify_or_refuse
 from mailboat.store.subscription_rows import clear_expired, declare_pulled
-from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 
 

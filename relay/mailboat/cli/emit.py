@@ -7,8 +7,8 @@ import click
 import mailboat
 from mailboat.cli.manifests import mismatches
 from mailboat.cli.options import ManifestSource, is_called, with_manifests
+from mailboat.cli.output import safe
 from mailboat.errors import ConfigError, EmitRefused, SchemaMismatch
-from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 
 _FLAGS: Final = {

@@ -25,14 +25,13 @@ from mailboat.cli.options import (
     unknown_subscription,
     with_manifests,
 )
-from mailboat.cli.output import age, counted
+from mailboat.cli.output import age, counted, safe
 from mailboat.cli.status_rows import StatusLine
 from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.http.client import StatusResponse, fetch_statuses
 from mailboat.runtime.manifest_files import load
 from mailboat.store.admin.overview import backlog, known_subscriptions, relay_addresses
 from mailboat.store.examination import coverage
-from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 
 _COLOURS = {"True": "green", "Paused": "yellow", "False": "red", "Failed": "red", "Deleted": "yellow"}
