@@ -104,7 +104,10 @@ class MessageEncoder:
                     headers[f"{prefix}traceparent"] = traceparent
             elif format is Format.CLOUD_EVENTS_JSON:
                 if value is None:  # no document: the attributes are in headers
-                    headers |= self._binary_attributes(event)
+                    headers["content-type"] = content_type
+                    attributes = self._attributes(event)
+                    del attributes["datacontenttype"]
+                    headers |= {f"{prefix}{name}": attribute for name, attribute in attributes.items()}
                 else:
                     value = self._document(event, value)
             else:
@@ -121,13 +124,6 @@ class MessageEncoder:
             if application is not None:
                 headers |= self._application_headers(event, application)
             yield _new_outgoing(Message, (event_id, key, value, headers, None))
-
-    def _binary_attributes(self, event: OutboxEvent) -> Headers:
-        attributes = self._attributes(event)
-        content_type = attributes.pop("datacontenttype")
-        return {f"{self.header_prefix}{name}": value for name, value in attributes.items()} | {
-            "content-type": content_type
-        }
 
     def _attributes(self, event: OutboxEvent) -> Headers:
         attributes = {

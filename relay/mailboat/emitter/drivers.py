@@ -128,12 +128,7 @@ def _django(connection: Any) -> Handle:
             "emit: connection is in no transaction: the event would be written without the change it tells about. Emit"
             " inside `with transaction.atomic():`, or set ATOMIC_REQUESTS"
         )
-
-    def run(statement: str, values: Sequence[Any]) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(statement, values)
-
-    return Handle("format", False, run)
+    return _through_cursor(connection, "format")
 
 
 def _asyncpg(connection: Any) -> Handle:
@@ -148,9 +143,12 @@ def _dbapi(connection: Any, style: Style) -> Handle:
         status = getattr(getattr(base, "info", None), "transaction_status", _PQTRANS_IDLE)
         if status == _PQTRANS_IDLE:
             _refuse_autocommit()
+    return _through_cursor(base, style)
 
+
+def _through_cursor(connection: Any, style: Style) -> Handle:
     def run(statement: str, values: Sequence[Any]) -> None:
-        with closing(base.cursor()) as cursor:
+        with closing(connection.cursor()) as cursor:
             cursor.execute(statement, bundle(style, values))
 
     return Handle(style, False, run)

@@ -120,14 +120,14 @@ def migrate(database: Any, outbox: str = "mailboat.outbox") -> MigrationReport:
     ``database``: a URL, or a connection of psycopg, SQLAlchemy (or its engine) or Django, whose server and user are
     used. The migration has a separate connection and transaction, so nothing of the caller is committed.
     """
-    work = _apply(_conninfo(database), outbox)
+    conninfo = _conninfo(database)
+
+    async def apply() -> MigrationReport:
+        async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
+            return await apply_migrations(connection, outbox)
+
     with ThreadPoolExecutor(1, "mailboat-migrate") as thread:  # the caller may be inside an event loop
-        return thread.submit(asyncio.run, work).result()
-
-
-async def _apply(conninfo: str, outbox: str) -> MigrationReport:
-    async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
-        return await apply_migrations(connection, outbox)
+        return thread.submit(asyncio.run, apply()).result()
 
 
 def _conninfo(database: Any) -> str:
@@ -162,24 +162,18 @@ async def apply_migrations(
     """
     try:
         while True:
-            try:
-                async with (
-                    asyncio.timeout(deadline) as timeout,
-                    connection.transaction(),
-                    connection.cursor() as cursor,
-                ):
-                    await cursor.execute(_SQL["facts"])
-                    ledger, _ = _checked(await cursor.fetchall())
-                    if ledger and await _is_made(cursor, outbox_table):
-                        await cursor.execute(_SQL["ensure_partitions"], {"outbox": outbox_table})
-                        return MigrationReport(outbox_table, (), await _missing_roles(cursor))
-                    await _lock(cursor, ledger=ledger)
-                    return await _migrate(cursor, outbox_table, timeout, begins)
-            except _Locked:
-                async with asyncio.timeout(deadline):
-                    holder = await _holder(connection)
-                if holder is not None:
-                    waits(f"another migration is under way (lock held by {holder}): waiting for its end")
+            async with asyncio.timeout(deadline) as timeout, connection.transaction(), connection.cursor() as cursor:
+                await cursor.execute(_SQL["facts"])
+                ledger, _ = _checked(await cursor.fetchall())
+                if ledger and await _is_made(cursor, outbox_table):
+                    await cursor.execute(_SQL["ensure_partitions"], {"outbox": outbox_table})
+                    return MigrationReport(outbox_table, (), await _missing_roles(cursor))
+                await _lock(cursor, ledger=ledger)
+                return await _migrate(cursor, outbox_table, timeout, begins)
+            async with asyncio.timeout(deadline):
+                holder = await _holder(connection)
+            if holder is not None:
+                waits(f"another migration is under way (lock held by {holder}): waiting for its end")
     except TimeoutError as error:
         await connection.close()
         raise DatabaseUnavailable(f"Postgres did not answer within {deadline or 0:.0f} s of the migration") from error
@@ -193,10 +187,6 @@ async def apply_migrations(
         raise DatabaseUnavailable(f"The connection was lost during the migration: {_sentence(error)}.") from error
     except psycopg.Error as error:
         raise SchemaMismatch(f"The migration failed and was rolled back: {_sentence(error)}.") from error
-
-
-class _Locked(Exception):
-    """Another migration is under way, or has just ended."""
 
 
 _Cursor = psycopg.AsyncCursor[Row]
@@ -216,12 +206,15 @@ async def _pending(cursor: _Cursor) -> tuple[Migration, ...]:
 
 
 async def _lock(cursor: _Cursor, *, ledger: bool) -> None:
-    """Exclude other migrations until the end of the transaction. Raises `_Locked` after a short wait."""
+    """Exclude other migrations until the end of the transaction.
+
+    After a short wait, end the transaction: another migration is under way, or has just ended.
+    """
     await cursor.execute(_SQL["lock_timeout"], {"timeout": f"{_LOCK_WAIT * 1000:.0f}ms"})
     try:
         await cursor.execute(_SQL["lock"] if ledger else _SQL["create_ledger"])
     except _LOCKED as error:
-        raise _Locked from error
+        raise psycopg.Rollback from error
     await cursor.execute(_SQL["lock_timeout"], {"timeout": "0"})
 
 

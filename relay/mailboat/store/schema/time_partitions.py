@@ -177,7 +177,12 @@ class RetentionSweep:
     async def _sweep(self) -> None:
         partitions = [TimePartition(*row) for row in await self._rows("partitions", outbox=self.outbox, mark=_MARK)]
         for partition in partitions:
-            if partition.pending and not await self._finish(partition):
+            if not partition.pending:
+                continue
+            if not partition.condemned:
+                reason = "another session's detach of it is unfinished: finish it with ALTER TABLE ... FINALIZE"
+                return self._block(partition.name, reason)
+            if not await self._remove(partition, "finish_detach"):
                 return  # Postgres allows one pending detach at a time
         for (leftover,) in await self._rows("leftovers", outbox=self.outbox, mark=_MARK):
             await self._drop(leftover)
@@ -222,14 +227,6 @@ class RetentionSweep:
             holders = await self._rows("holders", outbox=self.outbox, lower=partition.lower, upper=partition.upper)
         self.found.blocked += tuple(Blocked(partition.name, reason, name) for name, reason in holders)
         return bool(holders)
-
-    async def _finish(self, partition: TimePartition) -> bool:
-        if not partition.condemned:
-            self._block(
-                partition.name, "another session's detach of it is unfinished: finish it with ALTER TABLE ... FINALIZE"
-            )
-            return False
-        return await self._remove(partition, "finish_detach")
 
     async def _remove(self, partition: TimePartition, how: str) -> bool:
         """Detach and drop a partition. Return False if it could not be detached."""
