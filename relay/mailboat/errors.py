@@ -7,8 +7,6 @@ payload: Mailboat's errors redact their text, and only the primary message of a 
 
 
 class MailboatError(Exception):
-    """Root of all errors that Mailboat raises on purpose."""
-
     def __init__(self, message: str = "") -> None:
         from mailboat_spec.redaction import redact  # loads pydantic, which an emitting application does not need
 

@@ -56,8 +56,7 @@ def handle_of(connection: Any) -> Handle:
     """Return the handle of a connection. Raise `EmitRefused` if its type is unsupported or it is in autocommit mode."""
     own = getattr(connection, "mailboat_handle", None)  # mailboat.testing, or a wrapper around a driver
     if own is not None:
-        handle: Handle = own()
-        return handle
+        return cast(Handle, own())
     packages = {cls.__module__.partition(".")[0] for cls in type(connection).__mro__}
     is_async = inspect.iscoroutinefunction(getattr(type(connection), "close", None))
     if "sqlalchemy" in packages and hasattr(connection, "execute"):

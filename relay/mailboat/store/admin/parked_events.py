@@ -17,6 +17,8 @@ from mailboat.store.sql import statements
 
 _SQL = statements("parked_events")
 _DROP = sql.SQL(_SQL["drop"]).format(series=SERIES)
+_LIST = matching(_SQL["parked"], "ordinal", "parked_at", queue_order=QUEUE_ORDER)
+_SHOW = matching(_SQL["parked_whole"], "ordinal", "parked_at")
 _RETRY = sql.SQL(_SQL["retry"]).format(queue_order=QUEUE_ORDER)
 _AT_ONCE = 5_000
 
@@ -52,11 +54,11 @@ class Retried:
 async def list_parked(link: PostgresConnection, match: Match, *, behind: bool, limit: int | None) -> list[ParkedEvent]:
     """Return the heads; with ``behind``, also the events that wait behind them."""
     where = {**asdict(match), "behind": behind, "limit": limit}
-    return [ParkedEvent._make(row) for row in await link.fetch(_parked("parked"), where)]
+    return [ParkedEvent._make(row) for row in await link.fetch(_LIST, where)]
 
 
 async def show_parked(link: PostgresConnection, match: Match, *, limit: int) -> list[dict[str, Any]]:
-    return await whole_rows(link, _parked("parked_whole"), match, limit)
+    return await whole_rows(link, _SHOW, match, limit)
 
 
 async def retry(
@@ -85,7 +87,3 @@ async def drop(
         for where, group in by_partition(chosen, unordered, at_once=_AT_ONCE)
     )
     return len(await change_queues(link, outbox, _DROP, changes))
-
-
-def _parked(name: str) -> sql.Composed:
-    return matching(_SQL[name], "ordinal", "parked_at", queue_order=QUEUE_ORDER)

@@ -165,11 +165,15 @@ async def apply_migrations(
             async with asyncio.timeout(deadline) as timeout, connection.transaction(), connection.cursor() as cursor:
                 await cursor.execute(_SQL["facts"])
                 ledger, _ = _checked(await cursor.fetchall())
+                applied: tuple[str, ...] = ()
                 if ledger and await _is_made(cursor, outbox_table):
                     await cursor.execute(_SQL["ensure_partitions"], {"outbox": outbox_table})
-                    return MigrationReport(outbox_table, (), await _missing_roles(cursor))
-                await _lock(cursor, ledger=ledger)
-                return await _migrate(cursor, outbox_table, timeout, begins)
+                else:
+                    await _lock(cursor, ledger=ledger)
+                    applied = await _migrate(cursor, outbox_table, timeout, begins)
+                await cursor.execute(_SQL["missing_roles"])
+                missing_roles = tuple(role for (role,) in await cursor.fetchall())
+                return MigrationReport(outbox_table, applied, missing_roles)
             async with asyncio.timeout(deadline):
                 holder = await _holder(connection)
             if holder is not None:
@@ -227,7 +231,8 @@ async def _holder(connection: psycopg.AsyncConnection[Any]) -> str | None:
 
 async def _migrate(
     cursor: _Cursor, outbox_table: str, timeout: asyncio.Timeout, begins: Callable[[str], None]
-) -> MigrationReport:
+) -> tuple[str, ...]:
+    """Apply the pending steps, make the table an outbox, and return the names of the steps."""
     steps = await _pending(cursor)
     for step in steps:
         timeout.reschedule(None)
@@ -240,12 +245,7 @@ async def _migrate(
     (outbox,) = await cursor.fetchone() or (outbox_table,)
     if outbox != outbox_table:
         raise SchemaMismatch(f"spec.outbox.table: {outbox}: {RESERVED}. Nothing was changed: choose another name.")
-    return MigrationReport(outbox, tuple(step.name for step in steps), await _missing_roles(cursor))
-
-
-async def _missing_roles(cursor: _Cursor) -> tuple[str, ...]:
-    await cursor.execute(_SQL["missing_roles"])
-    return tuple(role for (role,) in await cursor.fetchall())
+    return tuple(step.name for step in steps)
 
 
 async def pending_migrations(link: PostgresConnection) -> tuple[Migration, ...]:
