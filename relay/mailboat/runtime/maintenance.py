@@ -195,10 +195,10 @@ class Maintenance:
         self.days_ahead = await days_ahead(link.connection, self.layout.table)
 
 
-def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:
+def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit]:
     """Convert ``spec.outbox.retention`` to points in time."""
     after = now - timedelta(seconds=retention.after.seconds)
     if retention.policy is RetentionPolicy.HOLD:
-        return after, None
+        return after, HardLimit()
     oldest = now - timedelta(seconds=retention.max_age.seconds) if retention.max_age else None
     return after, HardLimit(oldest, retention.max_bytes.bytes if retention.max_bytes else None)

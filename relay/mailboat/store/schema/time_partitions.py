@@ -117,10 +117,8 @@ async def _value(connection: Connection, name: str, **values: object) -> Any:
     return row[0]
 
 
-def beyond(limit: HardLimit | None, partitions: Sequence[TimePartition], now: datetime) -> frozenset[str]:
+def beyond(limit: HardLimit, partitions: Sequence[TimePartition], now: datetime) -> frozenset[str]:
     """Return the partitions that a hard limit drops: the oldest first, and never one that may still be written to."""
-    if limit is None:
-        return frozenset()
     over = [partition for partition in partitions if partition.upper <= now]
     given_up = {p.name for p in over if limit.older_than is not None and p.upper <= limit.older_than}
     if limit.max_bytes is not None:
@@ -148,7 +146,7 @@ class RetentionSweep:
     older_than: datetime
     _: KW_ONLY
     now: datetime
-    limit: HardLimit | None = None
+    limit: HardLimit = HardLimit()
     lock_wait: float = 0.1
     detach_wait: float = 5.0
     count_up_to: int = 100_000
