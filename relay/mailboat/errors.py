@@ -34,10 +34,7 @@ class EmitRefused(MailboatError, ValueError):
 
 
 class DatabaseUnavailable(MailboatError):
-    """Postgres is unavailable, in recovery, or not the server that the cursors were read from.
-
-    The caller drops its state in memory, connects again and reads again.
-    """
+    """Postgres is unavailable, in recovery, or was replaced. The caller drops its state, reconnects and reads again."""
 
 
 class InRecovery(DatabaseUnavailable):

@@ -5,7 +5,7 @@ The dead letter stays, with the time of the replay, so that the same event is no
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -52,8 +52,7 @@ class Candidate(NamedTuple):
     """The subscription was deleted, so no relay would send the event."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayPlan:
+class ReplayPlan(NamedTuple):
     replay: tuple[Candidate, ...]
     waiting: tuple[Candidate, ...]
     """Parked already, so they will be sent without a replay."""

@@ -4,7 +4,7 @@ No command breaks the order of a key: a retry applies to the head of the key, wh
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -44,8 +44,7 @@ class ParkedEvent(NamedTuple):
     behind: int
 
 
-@dataclass(frozen=True, slots=True)
-class Retried:
+class Retried(NamedTuple):
     heads: int
     unblocked: int
     """Number of heads that were blocked."""

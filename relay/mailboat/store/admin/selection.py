@@ -54,9 +54,7 @@ def matching(statement: LiteralString, number: str, time: str, **parts: sql.Comp
     return sql.SQL(statement).format(matching=condition, **parts)
 
 
-async def whole_rows(
-    link: PostgresConnection, statement: sql.Composed, match: Match, limit: int
-) -> list[dict[str, Any]]:
+async def whole_rows(link: PostgresConnection, statement: Statement, match: Match, limit: int) -> list[dict[str, Any]]:
     """Return the selected rows with all columns by name, in the order in which a command prints them."""
     async with link.autocommit() as cursor:
         await cursor.execute(statement, {**asdict(match), "limit": limit})

@@ -174,10 +174,13 @@ async def apply_migrations(
                 await cursor.execute(_SQL["missing_roles"])
                 missing_roles = tuple(role for (role,) in await cursor.fetchall())
                 return MigrationReport(outbox_table, applied, missing_roles)
-            async with asyncio.timeout(deadline):
-                holder = await _holder(connection)
+            # Only a locked migration gets here: `_lock` rolled the transaction back.
+            async with asyncio.timeout(deadline), connection.transaction(), connection.cursor() as cursor:
+                await cursor.execute(_SQL["lock_holder"])
+                holder = await cursor.fetchone()
             if holder is not None:
-                waits(f"another migration is under way (lock held by {holder}): waiting for its end")
+                who = "process {}, user {}, application {}".format(*holder)
+                waits(f"another migration is under way (lock held by {who}): waiting for its end")
     except TimeoutError as error:
         await connection.close()
         raise DatabaseUnavailable(f"Postgres did not answer within {deadline or 0:.0f} s of the migration") from error
@@ -210,23 +213,13 @@ async def _pending(cursor: _Cursor) -> tuple[Migration, ...]:
 
 
 async def _lock(cursor: _Cursor, *, ledger: bool) -> None:
-    """Exclude other migrations until the end of the transaction.
-
-    After a short wait, end the transaction: another migration is under way, or has just ended.
-    """
+    """Exclude other migrations. After a short wait for one that is under way, roll the transaction back."""
     await cursor.execute(_SQL["lock_timeout"], {"timeout": f"{_LOCK_WAIT * 1000:.0f}ms"})
     try:
         await cursor.execute(_SQL["lock"] if ledger else _SQL["create_ledger"])
     except _LOCKED as error:
         raise psycopg.Rollback from error
     await cursor.execute(_SQL["lock_timeout"], {"timeout": "0"})
-
-
-async def _holder(connection: psycopg.AsyncConnection[Any]) -> str | None:
-    async with connection.transaction():
-        cursor = await connection.execute(_SQL["lock_holder"])
-        row = await cursor.fetchone()
-    return None if row is None else "process {}, user {}, application {}".format(*row)
 
 
 async def _migrate(
@@ -303,6 +296,4 @@ def _checked(facts: Sequence[Row]) -> tuple[bool, str]:
 
 def _sentence(error: psycopg.Error) -> str:
     """Return the server's message and hint, without the statement."""
-    words = primary_message(error)
-    hint = error.diag.message_hint
-    return f"{words.rstrip('.')}. {hint.rstrip('.')}" if hint else words.rstrip(".")
+    return ". ".join(part.rstrip(".") for part in (primary_message(error), error.diag.message_hint) if part)

@@ -58,8 +58,7 @@ class HardLimit:
     max_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(NamedTuple):
     """An expired partition that can't be dropped yet."""
 
     partition: str
@@ -71,8 +70,7 @@ class Blocked:
         return f"{self.partition}: {owner}{self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(NamedTuple):
     """Undelivered events of a subscription dropped by a hard limit, counted before its filter."""
 
     partition: str
@@ -99,10 +97,7 @@ async def ensure_partitions(connection: Connection, outbox: str) -> int:
 
 
 async def days_ahead(connection: Connection, outbox: str) -> float | None:
-    """Return the days from now that partitions cover without a gap; None for a plain table.
-
-    A writer without a partition fails.
-    """
+    """Return the days from now that partitions cover without a gap; None for a plain table."""
     return cast("float | None", await _value(connection, "ahead", outbox=outbox))
 
 

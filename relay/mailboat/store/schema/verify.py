@@ -36,7 +36,6 @@ MOST_COUNTED = 100_000
 BOOKKEEPING = ("relays", "wakeup_requests", "subscriptions", "cursors", "parked", "dead_letters")
 """Tables that a relay writes to."""
 
-
 _TEXT: Final = ("text", "character varying")
 _AS_TEXT: Final = dict.fromkeys(("integer", "bigint", "smallint", "uuid", "boolean"), "{0}::text")
 """Types whose text is immutable, so that a generated column can be made of it."""
@@ -51,8 +50,7 @@ class Present(NamedTuple):
     generated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     what: str
     where: str
     sql: str
