@@ -79,7 +79,7 @@ def by_partition(
 async def change_queues(
     link: PostgresConnection, outbox: str, statement: Statement, changes: Iterable[Change], *, new_heads: bool = True
 ) -> list[Row]:
-    """Make each change in a transaction, notify idle relays, so that they poll immediately, and return all rows.
+    """Make each change in a transaction of its own and return all rows. Idle relays are notified, to poll immediately.
 
     With ``new_heads``, make the first event of each returned key's queue its only head. A partition that no longer
     exists is skipped: it has no parked events, and none must be added.
