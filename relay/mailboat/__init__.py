@@ -38,17 +38,14 @@ __all__ = [
     "migrate",
 ]
 
-_ON_FIRST_USE = {
-    **dict.fromkeys(
-        ("Consumer", "Event", "Ignore", "Inbox", "Kafka", "PubSub", "Redis", "Refuse", "RetryLater"),
-        "mailboat.consumer",
-    ),
-    **dict.fromkeys(("ClaimHeld", "Once"), "mailboat.consumer.claims.once"),
+_MODULES = {
+    "ClaimHeld": "mailboat.consumer.claims.once",
+    "Once": "mailboat.consumer.claims.once",
     "migrate": "mailboat.store.schema.migrate",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ON_FIRST_USE:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_ON_FIRST_USE[name]), name)
+    return getattr(import_module(_MODULES.get(name, "mailboat.consumer")), name)

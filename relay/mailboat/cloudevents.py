@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, NoReturn
 
 from mailboat.errors import EventRefused
@@ -22,16 +22,13 @@ from mailboat_spec import Format
 Headers = dict[str, str]
 """A dictionary of strings is not tracked by the garbage collector; a list of pairs would cost one object per header."""
 
-_STRUCTURED_TYPE: Final = "application/cloudevents+json; charset=UTF-8"
 _CLOUDEVENTS_ATTRIBUTES: Final = (
     "id", "source", "specversion", "type", "time", "subject", "aggregatetype", "partitionkey", "datacontenttype",
     "traceparent",
 )  # fmt: skip
 _OWN_NAMES: Final = ("event_id", "event_type", "aggregate_type", "aggregate_id", "created_at", "content-type")
-_OWN_PREFIX: Final = "mailboat-"
 _FIRST_TIME: Final = "0001-01-01T00:00:00.000000Z"
 _LAST_TIME: Final = "9999-12-31T23:59:59.999999Z"
-_MAX_STAMPS: Final = 4096
 _MAX_ERROR_BYTES: Final = 1024
 
 _new_outgoing: Final = tuple.__new__  # a third of the named constructor's cost, paid per event
@@ -60,7 +57,7 @@ class MessageEncoder:
         self.source = source
         self.header_prefix = header_prefix
         self._reserved = {*_OWN_NAMES, *(f"{header_prefix}{attribute}" for attribute in _CLOUDEVENTS_ATTRIBUTES)}
-        self._stamps: dict[tuple[int, bool], Headers] = {}
+        self._stamp = lru_cache(maxsize=4096)(self._new_stamp)
 
     def encode(
         self, event: OutboxEvent, *, sequence: int, partition: int, generation: int, attempt: int, replay: bool = False
@@ -107,23 +104,26 @@ class MessageEncoder:
                     headers[f"{prefix}traceparent"] = traceparent
             elif format is Format.CLOUD_EVENTS_JSON:
                 if value is None:  # no document: the attributes are in headers
-                    headers |= self._binary_attributes(event)
+                    headers["content-type"] = content_type
+                    attributes = self._attributes(event)
+                    del attributes["datacontenttype"]
+                    headers |= {f"{prefix}{name}": attribute for name, attribute in attributes.items()}
                 else:
                     value = self._document(event, value)
             else:
                 headers["event_id"] = event_id
-                if format is Format.OUTBOX:
-                    _set_columns(headers, event)
+                if format is Format.OUTBOX:  # the headers are named like the columns
+                    headers["event_type"] = type_
+                    headers["created_at"] = created_at
+                    if aggregate_type is not None:
+                        headers["aggregate_type"] = aggregate_type
+                    if aggregate_id is not None:
+                        headers["aggregate_id"] = aggregate_id
+                    if traceparent is not None:
+                        headers["traceparent"] = traceparent
             if application is not None:
                 headers |= self._application_headers(event, application)
             yield _new_outgoing(Message, (event_id, key, value, headers, None))
-
-    def _binary_attributes(self, event: OutboxEvent) -> Headers:
-        attributes = self._attributes(event)
-        content_type = attributes.pop("datacontenttype")
-        return {f"{self.header_prefix}{name}": value for name, value in attributes.items()} | {
-            "content-type": content_type
-        }
 
     def _attributes(self, event: OutboxEvent) -> Headers:
         attributes = {
@@ -182,41 +182,23 @@ class MessageEncoder:
     def _is_reserved(self, name: str, event: OutboxEvent) -> bool:
         if name == "traceparent":
             return event.traceparent is not None
-        return name in self._reserved or name.startswith(_OWN_PREFIX)
+        return name in self._reserved or name.startswith("mailboat-")
 
-    def _stamp(self, attempt: int, replay: bool) -> Headers:
+    def _new_stamp(self, attempt: int, replay: bool) -> Headers:
         """Return the header template: the names that every message has, in order, with their common values."""
-        cached = self._stamps.get((attempt, replay))
-        if cached is not None:
-            return cached
-        if len(self._stamps) >= _MAX_STAMPS:
-            self._stamps.clear()
         stamp: Headers = {}
         if self.format is Format.CLOUD_EVENTS:
             prefix = self.header_prefix
             stamp |= {f"{prefix}specversion": "1.0", f"{prefix}source": self.source}
             stamp |= dict.fromkeys((f"{prefix}id", f"{prefix}type", f"{prefix}time", "content-type"), "")
         elif self.format is Format.CLOUD_EVENTS_JSON:
-            stamp["content-type"] = _STRUCTURED_TYPE
+            stamp["content-type"] = "application/cloudevents+json; charset=UTF-8"
         stamp["mailboat-sequence"] = ""
         if attempt > 1:
             stamp["mailboat-attempt"] = str(attempt)
         if replay:
             stamp["mailboat-replay"] = "true"
-        self._stamps[attempt, replay] = stamp
         return stamp
-
-
-def _set_columns(headers: Headers, event: OutboxEvent) -> None:
-    """Add the headers of format ``Outbox``, which are named like the columns of the outbox."""
-    headers["event_type"] = event.type
-    headers["created_at"] = event.created_at
-    if event.aggregate_type is not None:
-        headers["aggregate_type"] = event.aggregate_type
-    if event.aggregate_id is not None:
-        headers["aggregate_id"] = event.aggregate_id
-    if event.traceparent is not None:
-        headers["traceparent"] = event.traceparent
 
 
 def dead_letter_message(

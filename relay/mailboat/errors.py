@@ -1,20 +1,5 @@
 """All errors that Mailboat raises on purpose, grouped by the reaction of the caller.
 
-    MailboatError
-    ├── ConfigError           invalid configuration: file, field and remedy are in the message
-    │   ├── SecretMissing     a referenced secret does not exist
-    │   └── NoSuchSink        no installed package provides the sink, or its client is missing
-    ├── SchemaMismatch        the database lacks an object that Mailboat needs: the message has the SQL to fix it
-    ├── EmitRefused           an event that must not enter the outbox (also a ValueError)
-    ├── DatabaseUnavailable   Postgres is unavailable or was replaced: drop in-memory state, reconnect, read again
-    │   └── InRecovery        the server is a standby
-    ├── LeaseLost             another relay owns this partition: stop, change nothing
-    ├── ForeignDatabase       the cursors belong to another database system (a restored dump): manual decision needed
-    └── DeliveryError         an event did not reach its sink
-        ├── SinkUnavailable   not caused by the event: back off, count no attempt
-        ├── EventRefused      caused by this event: count an attempt, park its key
-        └── Undecided         delivery and cause are unknown: retry
-
 Vendors' exceptions never leave their module, except as ``__cause__``. No message ever contains a password, a token or a
 payload: Mailboat's errors redact their text, and only the primary message of a vendor's error is repeated
 (``mailboat_spec.redaction``). Logs, ``/status``, ``/readyz``, conditions and the command line thus show the same text.
@@ -22,8 +7,6 @@ payload: Mailboat's errors redact their text, and only the primary message of a 
 
 
 class MailboatError(Exception):
-    """Root of all errors that Mailboat raises on purpose."""
-
     def __init__(self, message: str = "") -> None:
         from mailboat_spec.redaction import redact  # loads pydantic, which an emitting application does not need
 
@@ -51,7 +34,7 @@ class EmitRefused(MailboatError, ValueError):
 
 
 class DatabaseUnavailable(MailboatError):
-    """Postgres is unavailable, in recovery, or not the server that the cursors were read from."""
+    """Postgres is unavailable, in recovery, or was replaced. The caller drops its state, reconnects and reads again."""
 
 
 class InRecovery(DatabaseUnavailable):
@@ -63,7 +46,7 @@ class LeaseLost(MailboatError):
 
 
 class ForeignDatabase(MailboatError):
-    """The cursors were written in another database system. Run ``mailboat rebase`` to continue."""
+    """The cursors belong to another database system (a restored dump). To continue, run ``mailboat rebase``."""
 
 
 class DeliveryError(MailboatError):
@@ -71,11 +54,11 @@ class DeliveryError(MailboatError):
 
 
 class SinkUnavailable(DeliveryError):
-    """The destination is unavailable (connection refused, timeout, 5xx). No attempt is counted."""
+    """The destination is unavailable (connection refused, timeout, 5xx): back off. No attempt is counted."""
 
 
 class EventRefused(DeliveryError):
-    """The destination refused this event. One attempt is counted; ``retryable`` is false if retries are useless."""
+    """This event was refused: an attempt is counted. ``retryable`` is false if further ones are useless."""
 
     def __init__(self, message: str, *, reason: str = "Refused", retryable: bool = True) -> None:
         super().__init__(message)
@@ -84,4 +67,4 @@ class EventRefused(DeliveryError):
 
 
 class Undecided(DeliveryError):
-    """Delivery and cause are unknown: the event was behind a failed event, or in the same batch."""
+    """Delivery and cause are unknown (the event was behind a failed event, or in the same batch): retry."""

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboat.cli.output import age, columns, reindented, shortened
-from mailboat.terminal_escapes import safe
+from mailboat.cli.output import age, columns, reindented, safe, shortened
 
 
 @pytest.mark.parametrize(

@@ -223,11 +223,11 @@ async def test_a_prepared_transaction_holds_its_partition_too(two_phase_outbox: 
 
 @pytest.mark.parametrize(
     "limit",
-    [None, HardLimit(older_than=NOW + timedelta(days=400)), HardLimit(max_bytes=0)],
+    [HardLimit(), HardLimit(older_than=NOW + timedelta(days=400)), HardLimit(max_bytes=0)],
     ids=["hold", "by age", "by size"],
 )
 async def test_a_relay_whose_clock_is_ahead_drops_no_day_that_may_be_written_to(
-    outbox: Database, connection: psycopg.AsyncConnection, writer: Any, limit: HardLimit | None
+    outbox: Database, connection: psycopg.AsyncConnection, writer: Any, limit: HardLimit
 ) -> None:
     add_day(outbox)
     ahead = NOW + timedelta(days=400)
@@ -440,4 +440,4 @@ def test_a_hard_limit_gives_up_a_stretch_of_the_oldest_and_no_more_than_needed(
 
 
 def test_without_a_hard_limit_nothing_is_given_up() -> None:
-    assert beyond(None, [TimePartition("p", OLD, OLD + timedelta(days=1), False, False, 10)], NOW) == frozenset()
+    assert beyond(HardLimit(), [TimePartition("p", OLD, OLD + timedelta(days=1), False, False, 10)], NOW) == frozenset()

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from mailboat.errors import SchemaMismatch
-from mailboat.store.schema.time_partitions import HardLimit, RetentionSweep, ensure_partitions
+from mailboat.store.schema.time_partitions import HardLimit, RetentionSweep, days_ahead, ensure_partitions
 from mailboat_devservers.postgres import Database
 from support.renamed_table import RENAMED, make_renamed
 
@@ -32,10 +32,8 @@ async def test_a_new_outbox_has_yesterday_today_and_thirty_days(
     outbox: Database, connection: psycopg.AsyncConnection
 ) -> None:
     assert len(bounds(outbox)) == 32
-    supply = await ensure_partitions(connection, OUTBOX)
-    assert supply.made == 0
-    assert supply.days_ahead is not None
-    assert 30 < supply.days_ahead <= 31
+    assert await ensure_partitions(connection, OUTBOX) == 0
+    assert 30 < (await days_ahead(connection, OUTBOX) or 0) <= 31
 
 
 async def test_bounds_are_days_in_utc_with_any_time_zone_of_the_session(outbox: Database) -> None:
@@ -54,9 +52,8 @@ async def test_a_gap_is_seen_and_closed(outbox: Database, connection: psycopg.As
     await connection.execute(f"drop table mailboat.{name}")
     cursor = await connection.execute("select mailboat.ensure_partitions('mailboat.outbox', '0 days')")
     assert await cursor.fetchone() == (0,)
-    supply = await ensure_partitions(connection, OUTBOX)
-    assert supply.made == 1
-    assert (supply.days_ahead or 0) > 30
+    assert await ensure_partitions(connection, OUTBOX) == 1
+    assert (await days_ahead(connection, OUTBOX) or 0) > 30
 
 
 async def test_eight_at_once_make_each_partition_once(outbox: Database) -> None:
@@ -67,7 +64,7 @@ async def test_eight_at_once_make_each_partition_once(outbox: Database) -> None:
 
     async def one() -> int:
         async with await psycopg.AsyncConnection.connect(outbox.url) as connection:
-            return (await ensure_partitions(connection, OUTBOX)).made
+            return await ensure_partitions(connection, OUTBOX)
 
     assert sorted(await asyncio.gather(*[one() for _ in range(8)])) == [0] * 7 + [22]
 
@@ -94,7 +91,7 @@ async def test_open_transactions_are_not_in_the_way_of_making_partitions(
     outbox.execute(sql.SQL("drop table mailboat.{}").format(sql.Identifier(bounds(outbox)[20][0])))
     async with await psycopg.AsyncConnection.connect(outbox.url) as holder:
         await holder.execute(statement)
-        assert (await ensure_partitions(connection, OUTBOX)).made == 1
+        assert await ensure_partitions(connection, OUTBOX) == 1
 
 
 async def test_a_table_that_blocks_the_migration_is_named(
@@ -115,8 +112,8 @@ def test_an_invalid_number_of_days_ahead_is_refused(shared_outbox: Database, ahe
 async def test_a_plain_user_table_needs_no_time_partitions(connection: psycopg.AsyncConnection) -> None:
     await connection.execute("create table public.events ()")
     await connection.execute("insert into mailboat.outboxes (name) values ('public.events')")
-    supply = await ensure_partitions(connection, "public.events")
-    assert (supply.made, supply.days_ahead) == (0, None)
+    assert await ensure_partitions(connection, "public.events") == 0
+    assert await days_ahead(connection, "public.events") is None
 
 
 async def test_a_table_that_is_no_outbox_is_refused(connection: psycopg.AsyncConnection) -> None:
@@ -152,8 +149,8 @@ async def test_an_outbox_with_renamed_columns_works_like_any_other(
     outbox: Database, connection: psycopg.AsyncConnection
 ) -> None:
     make_renamed(outbox)
-    supply = await ensure_partitions(connection, RENAMED.table)
-    assert (supply.days_ahead or 0) > 30
+    await ensure_partitions(connection, RENAMED.table)
+    assert (await days_ahead(connection, RENAMED.table) or 0) > 30
     now = datetime.now(UTC)
     first = now.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=40)
     for day in (first, first + timedelta(days=1)):

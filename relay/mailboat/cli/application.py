@@ -10,8 +10,8 @@ import click
 import mailboat
 from mailboat.cli.manifests import mismatch
 from mailboat.cli.options import ManifestSource, is_called, with_logging, with_manifests
+from mailboat.cli.output import safe
 from mailboat.errors import ConfigError, EmitRefused, SchemaMismatch
-from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 
 _INSUFFICIENT_PRIVILEGE: Final = "42501"

@@ -5,16 +5,15 @@ from functools import cache
 import click
 
 from mailboat.cli.options import ManifestSource, Outbox, find_subscription, for_each_outbox, with_manifests
-from mailboat.cli.output import counted
+from mailboat.cli.output import counted, safe
 from mailboat.errors import ConfigError
 from mailboat.runtime.maintenance import RetentionClock, limits
 from mailboat.store.admin import overview
 from mailboat.store.cursor_changes import rebase as rebase_cursors
-from mailboat.store.schema.migrate import MigrationScript, apply_migrations, pending_migrations
-from mailboat.store.schema.time_partitions import RetentionSweep, Supply, ensure_partitions, server_time
+from mailboat.store.schema.migrate import apply_migrations, migration_script, pending_migrations
+from mailboat.store.schema.time_partitions import RetentionSweep, days_ahead, ensure_partitions, server_time
 from mailboat.store.schema.verify import undeliverable_rows, verify_or_refuse
 from mailboat.store.subscription_rows import clear_expired, declare_pulled
-from mailboat.terminal_escapes import safe
 from mailboat_spec import full_name
 
 
@@ -29,11 +28,11 @@ async def migrate(source: ManifestSource, dry_run: bool, sql: bool) -> None:
     number of times, also concurrently. With manageSchema: false in the manifest, the schema is only verified; --sql
     prints the statements for its administrator.
     """
-    migrations = MigrationScript()
+    migrated: set[tuple[int, str]] = set()
     for outbox in source.outboxes():
         if sql:
             async with outbox.link("migrate") as link:
-                script = await migrations.script(link, outbox.table)
+                script = await migration_script(link, outbox.table, migrated)
             about = f"-- {full_name(outbox.relay)}, outbox {outbox.table}"
             click.echo(f"{about}\n\n{script}\n" if script else f"{about}: nothing to apply")
         else:
@@ -87,19 +86,19 @@ async def maintain(outbox: Outbox) -> None:
     blocked.
     """
     async with outbox.link("maintain") as link:
-        supply = await ensure_partitions(link.connection, outbox.table)
+        made = await ensure_partitions(link.connection, outbox.table)
         cleared = await clear_expired(link, outbox.table)
         now = RetentionClock().now(await server_time(link.connection))
         after, limit = limits(outbox.relay.spec.outbox.retention, now)
         report = await RetentionSweep(link.connection, outbox.layout, after, now=now, limit=limit).run()
         if report.dropped:
-            again = await ensure_partitions(link.connection, outbox.table)
-            supply = Supply(supply.made + again.made, again.days_ahead)
+            made += await ensure_partitions(link.connection, outbox.table)
+        days = await days_ahead(link.connection, outbox.table)
     for subscription in cleared:
         _print(outbox, f"the progress of {subscription} is removed, which was deleted more than 24 hours ago")
-    if supply.days_ahead is None:
+    if days is None:
         return _print(outbox, f"{outbox.table} is not partitioned by time: what is old in it is its owner's to delete")
-    _print(outbox, f"{counted(supply.made, 'partition')} made; there are some for {int(supply.days_ahead)} days ahead")
+    _print(outbox, f"{counted(made, 'partition')} made; there are some for {int(days)} days ahead")
     names = f": {', '.join(report.dropped)}" if report.dropped else ""
     _print(outbox, f"{counted(len(report.dropped), 'partition')} dropped{names}")
     for blocked in report.blocked:

@@ -15,8 +15,8 @@ from typing import Any, Final
 import click
 from click.shell_completion import get_completion_class
 
+from mailboat.cli.output import safe
 from mailboat.errors import ConfigError, DatabaseUnavailable, EmitRefused, MailboatError, SchemaMismatch
-from mailboat.terminal_escapes import safe
 from mailboat_spec.redaction import forget_details, redact
 
 _EXIT_CODES: Final = {ConfigError: 3, EmitRefused: 3, SchemaMismatch: 4, DatabaseUnavailable: 5}

@@ -9,11 +9,10 @@ from typing import Final
 import click
 
 from mailboat.cli.options import DEFAULT_MANIFEST, PATH, ManifestSource, manifest_option, manifests_of
-from mailboat.cli.output import columns, counted
+from mailboat.cli.output import columns, counted, safe
 from mailboat.errors import ConfigError
 from mailboat.runtime.manifest_files import warnings
 from mailboat.store.debug_sql import psql_script
-from mailboat.terminal_escapes import safe
 from mailboat_spec import EventSubscription, full_name
 
 _SINKS: Final = {

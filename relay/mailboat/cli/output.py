@@ -7,10 +7,22 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mailboat.terminal_escapes import safe
-
 _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 _BINARY_SHOWN: Final = 256
+
+
+def safe(text: str, *, lines: bool = False) -> str:
+    """Escape every character that could control a terminal: escape sequences, but also changes of text direction.
+    ``lines`` keeps line ends and tabs."""
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(char if char.isprintable() or char in kept else _spelled(char) for char in text)
+
+
+def _spelled(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def shortened(text: str, width: int) -> str:

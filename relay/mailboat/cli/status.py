@@ -17,14 +17,13 @@ from rich.text import Text
 
 from mailboat.cli import status_rows
 from mailboat.cli.options import ManifestSource, Outbox, duration_option, is_called, require_known, with_manifests
-from mailboat.cli.output import age, counted
+from mailboat.cli.output import age, counted, safe
 from mailboat.cli.status_rows import StatusLine
 from mailboat.errors import DatabaseUnavailable, MailboatError
 from mailboat.http.client import StatusResponse, fetch_statuses
 from mailboat.runtime.manifest_files import load
 from mailboat.store.admin.overview import backlog, known_subscriptions, relay_addresses
 from mailboat.store.examination import coverage
-from mailboat.terminal_escapes import safe
 from mailboat_spec import EventSubscription, full_name
 
 _COLOURS = {"True": "green", "Paused": "yellow", "False": "red", "Failed": "red", "Deleted": "yellow"}

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mailboat.cli.output import age, columns, counted, field_lines, shortened
+from mailboat.cli.output import age, columns, counted, field_lines, safe, shortened
 from mailboat.store.admin.overview import KnownSubscription
 from mailboat.store.outbox_store import Backlog
-from mailboat.terminal_escapes import safe
 from mailboat_spec import EventSubscription, full_name
 from mailboat_spec.consumer_report import ConsumerReport
 from mailboat_spec.relay_status import as_json

@@ -9,11 +9,10 @@ from typing import Any, Final
 import click
 
 from mailboat.cli.event_filter import Selection, Table, no_such_dead_letter
-from mailboat.cli.output import counted, describe, json_line, key_cell, moment, named, shortened
+from mailboat.cli.output import counted, describe, json_line, key_cell, moment, named, safe, shortened
 from mailboat.consumer.broker.dead_letter_access import DeadLetterAccess, message_of
 from mailboat.consumer.broker.replay import Letter, LetterFilter, Replay
 from mailboat.errors import ConfigError, DeliveryError
-from mailboat.terminal_escapes import safe
 
 _COLUMNS: Final[Table[Letter]] = {
     "ID": lambda letter: letter.place,

@@ -50,34 +50,17 @@ _Result = TypeVar("_Result")
 
 @overload
 def emit(
-    connection: SyncHandle,
-    type: str,
-    payload: Payload = None,
-    *,
-    outbox: str = DEFAULT_OUTBOX,
-    **fields: Unpack[EventFields],
+    connection: SyncHandle, type: str, payload: Payload = ..., *, outbox: str = ..., **fields: Unpack[EventFields]
 ) -> uuid.UUID: ...
 
 
 @overload
 def emit(
-    connection: AsyncHandle,
-    type: str,
-    payload: Payload = None,
-    *,
-    outbox: str = DEFAULT_OUTBOX,
-    **fields: Unpack[EventFields],
+    connection: AsyncHandle, type: str, payload: Payload = ..., *, outbox: str = ..., **fields: Unpack[EventFields]
 ) -> Coroutine[Any, Any, uuid.UUID]: ...
 
 
-def emit(
-    connection: SyncHandle | AsyncHandle,
-    type: str,
-    payload: Payload = None,
-    *,
-    outbox: str = DEFAULT_OUTBOX,
-    **fields: Unpack[EventFields],
-) -> uuid.UUID | Coroutine[Any, Any, uuid.UUID]:
+def emit(connection: Any, type: str, payload: Payload = None, *, outbox: str = DEFAULT_OUTBOX, **fields: Any) -> Any:
     """Insert one event in the connection's open transaction and return its id; an awaitable on an async connection.
 
     The event is published if and only if the transaction commits. Events of one ``key`` (default: the ``aggregate_id``)
@@ -89,20 +72,16 @@ def emit(
 
 
 @overload
-def emit_many(
-    connection: SyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
-) -> list[uuid.UUID]: ...
+def emit_many(connection: SyncHandle, events: Iterable[NewEvent], *, outbox: str = ...) -> list[uuid.UUID]: ...
 
 
 @overload
 def emit_many(
-    connection: AsyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
+    connection: AsyncHandle, events: Iterable[NewEvent], *, outbox: str = ...
 ) -> Coroutine[Any, Any, list[uuid.UUID]]: ...
 
 
-def emit_many(
-    connection: SyncHandle | AsyncHandle, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX
-) -> list[uuid.UUID] | Coroutine[Any, Any, list[uuid.UUID]]:
+def emit_many(connection: Any, events: Iterable[NewEvent], *, outbox: str = DEFAULT_OUTBOX) -> Any:
     """Validate all events, insert them in this order, a thousand per statement, and return their ids."""
     rows = [checked(event, where=f"events[{index}].") for index, event in enumerate(events)]
     return _insert(connection, outbox, rows, [uuid.UUID(row.event_id) for row in rows], "emit_many")

@@ -56,8 +56,7 @@ def handle_of(connection: Any) -> Handle:
     """Return the handle of a connection. Raise `EmitRefused` if its type is unsupported or it is in autocommit mode."""
     own = getattr(connection, "mailboat_handle", None)  # mailboat.testing, or a wrapper around a driver
     if own is not None:
-        handle: Handle = own()
-        return handle
+        return cast(Handle, own())
     packages = {cls.__module__.partition(".")[0] for cls in type(connection).__mro__}
     is_async = inspect.iscoroutinefunction(getattr(type(connection), "close", None))
     if "sqlalchemy" in packages and hasattr(connection, "execute"):
@@ -128,12 +127,7 @@ def _django(connection: Any) -> Handle:
             "emit: connection is in no transaction: the event would be written without the change it tells about. Emit"
             " inside `with transaction.atomic():`, or set ATOMIC_REQUESTS"
         )
-
-    def run(statement: str, values: Sequence[Any]) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute(statement, values)
-
-    return Handle("format", False, run)
+    return _through_cursor(connection, "format")
 
 
 def _asyncpg(connection: Any) -> Handle:
@@ -148,9 +142,12 @@ def _dbapi(connection: Any, style: Style) -> Handle:
         status = getattr(getattr(base, "info", None), "transaction_status", _PQTRANS_IDLE)
         if status == _PQTRANS_IDLE:
             _refuse_autocommit()
+    return _through_cursor(base, style)
 
+
+def _through_cursor(connection: Any, style: Style) -> Handle:
     def run(statement: str, values: Sequence[Any]) -> None:
-        with closing(base.cursor()) as cursor:
+        with closing(connection.cursor()) as cursor:
             cursor.execute(statement, bundle(style, values))
 
     return Handle(style, False, run)

@@ -205,23 +205,25 @@ def _event_id(value: object) -> uuid.UUID:
         _refuse("event_id", "must be a UUID", error)
 
 
-def _payload(value: object, content_type: str | None) -> tuple[bytes | None, str]:
+def _payload(value: Any, content_type: str | None) -> tuple[bytes | None, str]:
     is_binary = isinstance(value, bytes | bytearray | memoryview)
+    is_text = isinstance(value, str) and not isinstance(value, Enum)
     if content_type is None:
         content_type = "application/octet-stream" if is_binary else "application/json"
     elif len(_text("content_type", content_type)) > 255 or not _MEDIA_TYPE.fullmatch(content_type):
         _refuse("content_type", "must be a media type such as application/json")
-    match value:
-        case None:
-            return None, content_type
-        case bytes() | bytearray() | memoryview():
-            data = bytes(value)
-        case str() if not isinstance(value, Enum):
-            data = _json_text(value) if _JSON_TYPE.match(content_type) else _utf8("payload", value)
-        case _:
-            data = _json(value)
+    if value is None:
+        return None, content_type
+    if is_binary:
+        data = bytes(value)
+    elif is_text:
+        data = _utf8("payload", value)
+    else:
+        data = _json(value)
     if len(data) > MAX_PAYLOAD_BYTES:
         _refuse("payload", f"has {len(data)} bytes, the limit is 16 MiB: send a reference to it instead")
+    if is_text and _JSON_TYPE.match(content_type):
+        _require_json(value)
     return data, content_type
 
 
@@ -249,15 +251,11 @@ def _jsonable(value: object) -> object:
     raise TypeError(f"{type(value).__qualname__} has no JSON form: convert it to a dict, list, str or number first")
 
 
-def _json_text(value: str) -> bytes:
-    data = _utf8("payload", value)
-    if len(data) > MAX_PAYLOAD_BYTES:  # too large anyway: don't parse it first
-        return data
+def _require_json(value: str) -> None:
     try:
         json.loads(value, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         _refuse("payload", "is not JSON: say content_type='text/plain' for other text", error)
-    return data
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -145,7 +145,8 @@ class Maintenance:
         async with await PostgresConnection.open(self.url, "maintenance", pooler=self.pooler) as link:
             # Query this first: the remaining days matter most if creating time partitions fails.
             self.days_ahead = await days_ahead(link.connection, self.layout.table)
-            self.days_ahead = (await ensure_partitions(link.connection, self.layout.table)).days_ahead
+            await ensure_partitions(link.connection, self.layout.table)
+            self.days_ahead = await days_ahead(link.connection, self.layout.table)
             for name in await clear_expired(link, self.layout.table):
                 log.info("Progress of a deleted subscription removed", extra={"subscription": name})
             server = await server_time(link.connection)
@@ -165,7 +166,8 @@ class Maintenance:
             if report.dropped:
                 log.info("Old partitions dropped.", extra={**self._about, "partitions": list(report.dropped)})
                 # After a drop, make sure that writers have a time partition.
-                self.days_ahead = (await ensure_partitions(link.connection, self.layout.table)).days_ahead
+                await ensure_partitions(link.connection, self.layout.table)
+                self.days_ahead = await days_ahead(link.connection, self.layout.table)
 
     async def examine(
         self, subscriptions: Callable[[], Sequence[EventSubscription]], every: float = _EXAMINE_EVERY
@@ -189,10 +191,10 @@ class Maintenance:
             logged = subjects
 
 
-def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit | None]:
+def limits(retention: Retention, now: datetime) -> tuple[datetime, HardLimit]:
     """Convert ``spec.outbox.retention`` to points in time."""
     after = now - timedelta(seconds=retention.after.seconds)
     if retention.policy == "Hold":
-        return after, None
+        return after, HardLimit()
     oldest = now - timedelta(seconds=retention.max_age.seconds) if retention.max_age else None
     return after, HardLimit(oldest, retention.max_bytes.bytes if retention.max_bytes else None)

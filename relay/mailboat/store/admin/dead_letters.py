@@ -5,13 +5,13 @@ The dead letter stays, with the time of the replay, so that the same event is no
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from mailboat.store.admin.selection import Match, by_partition, hold_cursor, matching, requeue, wake, whole_rows
+from mailboat.store.admin.selection import Match, by_partition, change_queues, matching, whole_rows
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.sql import statements
 
@@ -52,8 +52,7 @@ class Candidate(NamedTuple):
     """The subscription was deleted, so no relay would send the event."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayPlan:
+class ReplayPlan(NamedTuple):
     replay: tuple[Candidate, ...]
     waiting: tuple[Candidate, ...]
     """Parked already, so they will be sent without a replay."""
@@ -101,20 +100,11 @@ async def replay(
     ``unordered`` names subscriptions where no event waits behind another. A dead letter is skipped if it was replayed
     in the meantime or its partition no longer exists.
     """
-    done = 0
-    for where, group in by_partition(chosen, at_once=_REPLAYED_AT_ONCE):
-        ordered = group[0].subscription not in unordered
-        async with link.transaction() as cursor:
-            if not await hold_cursor(cursor, where):
-                continue
-            dead_ids = [each.dead_id for each in group]
-            await cursor.execute(_SQL["replay"], {**where, "dead_ids": dead_ids, "again": again, "ordered": ordered})
-            parked = await cursor.fetchall()
-            if ordered:
-                await requeue(cursor, where, (key for _, key in parked))
-        await wake(link, outbox)
-        done += len(parked)
-    return done
+    changes = (
+        {**where, "dead_ids": [each.dead_id for each in group], "again": again}
+        for where, group in by_partition(chosen, unordered, at_once=_REPLAYED_AT_ONCE)
+    )
+    return len(await change_queues(link, outbox, _SQL["replay"], changes))
 
 
 async def purge(link: PostgresConnection, match: Match, *, older_than: float, limit: int | None) -> int:

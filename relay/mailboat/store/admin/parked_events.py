@@ -4,19 +4,21 @@ No command breaks the order of a key: a retry applies to the head of the key, wh
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from psycopg import sql
 
-from mailboat.store.admin.selection import Match, by_partition, hold_cursor, matching, requeue, wake, whole_rows
+from mailboat.store.admin.selection import Match, by_partition, change_queues, matching, whole_rows
 from mailboat.store.connection import PostgresConnection
 from mailboat.store.parked_rows import QUEUE_ORDER, SERIES
 from mailboat.store.sql import statements
 
 _SQL = statements("parked_events")
 _DROP = sql.SQL(_SQL["drop"]).format(series=SERIES)
+_LIST = matching(_SQL["parked"], "ordinal", "parked_at", queue_order=QUEUE_ORDER)
+_SHOW = matching(_SQL["parked_whole"], "ordinal", "parked_at")
 _RETRY = sql.SQL(_SQL["retry"]).format(queue_order=QUEUE_ORDER)
 _AT_ONCE = 5_000
 
@@ -42,8 +44,7 @@ class ParkedEvent(NamedTuple):
     behind: int
 
 
-@dataclass(frozen=True, slots=True)
-class Retried:
+class Retried(NamedTuple):
     heads: int
     unblocked: int
     """Number of heads that were blocked."""
@@ -52,11 +53,11 @@ class Retried:
 async def list_parked(link: PostgresConnection, match: Match, *, behind: bool, limit: int | None) -> list[ParkedEvent]:
     """Return the heads; with ``behind``, also the events that wait behind them."""
     where = {**asdict(match), "behind": behind, "limit": limit}
-    return [ParkedEvent._make(row) for row in await link.fetch(_parked("parked"), where)]
+    return [ParkedEvent._make(row) for row in await link.fetch(_LIST, where)]
 
 
 async def show_parked(link: PostgresConnection, match: Match, *, limit: int) -> list[dict[str, Any]]:
-    return await whole_rows(link, _parked("parked_whole"), match, limit)
+    return await whole_rows(link, _SHOW, match, limit)
 
 
 async def retry(
@@ -66,37 +67,22 @@ async def retry(
 
     ``unordered`` names subscriptions without ordering, where each event is its own head.
     """
-    heads = unblocked = 0
-    for where, group in by_partition(chosen, at_once=_AT_ONCE):
-        ordered = group[0].subscription not in unordered
+    changes = []
+    for where, group in by_partition(chosen, unordered, at_once=_AT_ONCE):
+        ordered = where["ordered"]
         keys = list({each.key for each in group if each.key is not None}) if ordered else []
         ordinals = [each.ordinal for each in group if each.key is None or not ordered]
-        async with link.transaction() as cursor:
-            await hold_cursor(cursor, where)
-            await cursor.execute(_RETRY, {**where, "keys": keys, "ordinals": ordinals, "ordered": ordered})
-            rows = await cursor.fetchall()
-        heads += len(rows)
-        unblocked += sum(1 for _, was_blocked in rows if was_blocked)
-    await wake(link, outbox)
-    return Retried(heads, unblocked)
+        changes.append({**where, "keys": keys, "ordinals": ordinals})
+    rows = await change_queues(link, outbox, _RETRY, changes, new_heads=False)
+    return Retried(len(rows), sum(1 for _, was_blocked in rows if was_blocked))
 
 
 async def drop(
     link: PostgresConnection, outbox: str, chosen: Sequence[ParkedEvent], *, unordered: Collection[str] = ()
 ) -> int:
     """Turn these events into dead letters and return their number. Events that waited behind them continue."""
-    dropped = 0
-    for where, group in by_partition(chosen, at_once=_AT_ONCE):
-        async with link.transaction() as cursor:
-            await hold_cursor(cursor, where)
-            await cursor.execute(_DROP, {**where, "ordinals": [each.ordinal for each in group]})
-            rows = await cursor.fetchall()
-            if group[0].subscription not in unordered:
-                await requeue(cursor, where, (key for _, key in rows))
-        dropped += len(rows)
-    await wake(link, outbox)
-    return dropped
-
-
-def _parked(name: str) -> sql.Composed:
-    return matching(_SQL[name], "ordinal", "parked_at", queue_order=QUEUE_ORDER)
+    changes = (
+        {**where, "ordinals": [each.ordinal for each in group]}
+        for where, group in by_partition(chosen, unordered, at_once=_AT_ONCE)
+    )
+    return len(await change_queues(link, outbox, _DROP, changes))

@@ -5,14 +5,14 @@ the partition's cursor to exclude the owner, and keeps the invariant that the ow
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, LiteralString, Protocol, TypeVar
+from typing import Any, LiteralString, TypeVar
 
 from psycopg import AsyncCursor, sql
 
-from mailboat.store.connection import PostgresConnection, Row
+from mailboat.store.connection import PostgresConnection, Row, Statement
 from mailboat.store.parked_rows import SCHEDULE_HEADS
 from mailboat.store.sql import statements
 
@@ -42,17 +42,10 @@ class Match:
         return any(value is not None for name, value in asdict(self).items() if name != "outbox")
 
 
-class Placed(Protocol):
-    @property
-    def subscription_id(self) -> int: ...
-
-    @property
-    def partition(self) -> int: ...
-
-
-Where = dict[str, int]
-"""Statement parameters that identify a partition."""
-PlacedT = TypeVar("PlacedT", bound=Placed)
+PlacedT = TypeVar("PlacedT", bound=Any)
+"""A named tuple with ``subscription``, ``subscription_id`` and ``partition``."""
+Change = dict[str, Any]
+"""Parameters of a statement that changes the queues of one partition."""
 
 
 def matching(statement: LiteralString, number: str, time: str, **parts: sql.Composable) -> sql.Composed:
@@ -61,9 +54,7 @@ def matching(statement: LiteralString, number: str, time: str, **parts: sql.Comp
     return sql.SQL(statement).format(matching=condition, **parts)
 
 
-async def whole_rows(
-    link: PostgresConnection, statement: sql.Composed, match: Match, limit: int
-) -> list[dict[str, Any]]:
+async def whole_rows(link: PostgresConnection, statement: Statement, match: Match, limit: int) -> list[dict[str, Any]]:
     """Return the selected rows with all columns by name, in the order in which a command prints them."""
     async with link.autocommit() as cursor:
         await cursor.execute(statement, {**asdict(match), "limit": limit})
@@ -71,35 +62,51 @@ async def whole_rows(
         return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
 
 
-def by_partition(chosen: Sequence[PlacedT], *, at_once: int) -> Iterator[tuple[Where, list[PlacedT]]]:
+def by_partition(
+    chosen: Sequence[PlacedT], unordered: Collection[str], *, at_once: int
+) -> Iterator[tuple[Change, list[PlacedT]]]:
     """Yield the rows by partition, at most ``at_once`` at a time, in the given order."""
     partitions: dict[tuple[int, int], list[PlacedT]] = defaultdict(list)
     for each in chosen:
         partitions[each.subscription_id, each.partition].append(each)
     for subscription, partition in sorted(partitions):
         rows = partitions[subscription, partition]
+        where = {"subscription": subscription, "partition": partition, "ordered": rows[0].subscription not in unordered}
         for start in range(0, len(rows), at_once):
-            yield {"subscription": subscription, "partition": partition}, rows[start : start + at_once]
+            yield where, rows[start : start + at_once]
 
 
-async def hold_cursor(cursor: AsyncCursor[Row], where: Where) -> bool:
+async def change_queues(
+    link: PostgresConnection, outbox: str, statement: Statement, changes: Iterable[Change], *, new_heads: bool = True
+) -> list[Row]:
+    """Make each change in a transaction of its own and return all rows. Idle relays are notified, to poll immediately.
+
+    With ``new_heads``, make the first event of each returned key's queue its only head. A partition that no longer
+    exists is skipped: it has no parked events, and none must be added.
+    """
+    changed: list[Row] = []
+    for change in changes:
+        async with link.transaction() as cursor:
+            if not await _hold_cursor(cursor, change):
+                continue
+            await cursor.execute(statement, change)
+            rows = await cursor.fetchall()
+            if new_heads and change["ordered"]:
+                keys = {key for _, key in rows if key is not None}
+                await cursor.execute(SCHEDULE_HEADS, {**change, "keys": list(keys)})
+        await link.fetch(_SQL["wake"], {"outbox": outbox})
+        changed += rows
+    return changed
+
+
+async def _hold_cursor(cursor: AsyncCursor[Row], where: Change) -> bool:
     """Lock the partition's cursor until the transaction ends, which excludes other changes to its parked events.
 
-    Return False if the partition no longer exists: no parked event must be added then. If repartitioning replaces the
-    cursor during the wait for its lock, the statement returns no row, and a second one finds the new cursor.
+    Return False if the partition no longer exists. If repartitioning replaces the cursor during the wait for its lock,
+    the statement returns no row, and a second one finds the new cursor.
     """
     for _ in range(2):
         await cursor.execute(_SQL["hold_cursor"], where)
         if await cursor.fetchone() is not None:
             return True
     return False
-
-
-async def requeue(cursor: AsyncCursor[Row], where: Where, keys: Iterable[str | None]) -> None:
-    """Make the first event of each key's queue its only head."""
-    await cursor.execute(SCHEDULE_HEADS, {**where, "keys": list({key for key in keys if key is not None})})
-
-
-async def wake(link: PostgresConnection, outbox: str) -> None:
-    """Notify idle relays, so that they poll immediately."""
-    await link.fetch(_SQL["wake"], {"outbox": outbox})

@@ -120,14 +120,14 @@ def migrate(database: Any, outbox: str = "mailboat.outbox") -> MigrationReport:
     ``database``: a URL, or a connection of psycopg, SQLAlchemy (or its engine) or Django, whose server and user are
     used. The migration has a separate connection and transaction, so nothing of the caller is committed.
     """
-    work = _apply(_conninfo(database), outbox)
+    conninfo = _conninfo(database)
+
+    async def apply() -> MigrationReport:
+        async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
+            return await apply_migrations(connection, outbox)
+
     with ThreadPoolExecutor(1, "mailboat-migrate") as thread:  # the caller may be inside an event loop
-        return thread.submit(asyncio.run, work).result()
-
-
-async def _apply(conninfo: str, outbox: str) -> MigrationReport:
-    async with await psycopg.AsyncConnection.connect(conninfo, autocommit=True) as connection:
-        return await apply_migrations(connection, outbox)
+        return thread.submit(asyncio.run, apply()).result()
 
 
 def _conninfo(database: Any) -> str:
@@ -162,24 +162,25 @@ async def apply_migrations(
     """
     try:
         while True:
-            try:
-                async with (
-                    asyncio.timeout(deadline) as timeout,
-                    connection.transaction(),
-                    connection.cursor() as cursor,
-                ):
-                    await cursor.execute(_SQL["facts"])
-                    ledger, _ = _checked(await cursor.fetchall())
-                    if ledger and await _is_made(cursor, outbox_table):
-                        await cursor.execute(_SQL["ensure_partitions"], {"outbox": outbox_table})
-                        return MigrationReport(outbox_table, (), await _missing_roles(cursor))
+            async with asyncio.timeout(deadline) as timeout, connection.transaction(), connection.cursor() as cursor:
+                await cursor.execute(_SQL["facts"])
+                ledger, _ = _checked(await cursor.fetchall())
+                applied: tuple[str, ...] = ()
+                if ledger and await _is_made(cursor, outbox_table):
+                    await cursor.execute(_SQL["ensure_partitions"], {"outbox": outbox_table})
+                else:
                     await _lock(cursor, ledger=ledger)
-                    return await _migrate(cursor, outbox_table, timeout, begins)
-            except _Locked:
-                async with asyncio.timeout(deadline):
-                    holder = await _holder(connection)
-                if holder is not None:
-                    waits(f"another migration is under way (lock held by {holder}): waiting for its end")
+                    applied = await _migrate(cursor, outbox_table, timeout, begins)
+                await cursor.execute(_SQL["missing_roles"])
+                missing_roles = tuple(role for (role,) in await cursor.fetchall())
+                return MigrationReport(outbox_table, applied, missing_roles)
+            # Only a locked migration gets here: `_lock` rolled the transaction back.
+            async with asyncio.timeout(deadline), connection.transaction(), connection.cursor() as cursor:
+                await cursor.execute(_SQL["lock_holder"])
+                holder = await cursor.fetchone()
+            if holder is not None:
+                who = "process {}, user {}, application {}".format(*holder)
+                waits(f"another migration is under way (lock held by {who}): waiting for its end")
     except TimeoutError as error:
         await connection.close()
         raise DatabaseUnavailable(f"Postgres did not answer within {deadline or 0:.0f} s of the migration") from error
@@ -193,10 +194,6 @@ async def apply_migrations(
         raise DatabaseUnavailable(f"The connection was lost during the migration: {_sentence(error)}.") from error
     except psycopg.Error as error:
         raise SchemaMismatch(f"The migration failed and was rolled back: {_sentence(error)}.") from error
-
-
-class _Locked(Exception):
-    """Another migration is under way, or has just ended."""
 
 
 _Cursor = psycopg.AsyncCursor[Row]
@@ -216,25 +213,19 @@ async def _pending(cursor: _Cursor) -> tuple[Migration, ...]:
 
 
 async def _lock(cursor: _Cursor, *, ledger: bool) -> None:
-    """Exclude other migrations until the end of the transaction. Raises `_Locked` after a short wait."""
+    """Exclude other migrations. After a short wait for one that is under way, roll the transaction back."""
     await cursor.execute(_SQL["lock_timeout"], {"timeout": f"{_LOCK_WAIT * 1000:.0f}ms"})
     try:
         await cursor.execute(_SQL["lock"] if ledger else _SQL["create_ledger"])
     except _LOCKED as error:
-        raise _Locked from error
+        raise psycopg.Rollback from error
     await cursor.execute(_SQL["lock_timeout"], {"timeout": "0"})
-
-
-async def _holder(connection: psycopg.AsyncConnection[Any]) -> str | None:
-    async with connection.transaction():
-        cursor = await connection.execute(_SQL["lock_holder"])
-        row = await cursor.fetchone()
-    return None if row is None else "process {}, user {}, application {}".format(*row)
 
 
 async def _migrate(
     cursor: _Cursor, outbox_table: str, timeout: asyncio.Timeout, begins: Callable[[str], None]
-) -> MigrationReport:
+) -> tuple[str, ...]:
+    """Apply the pending steps, make the table an outbox, and return the names of the steps."""
     steps = await _pending(cursor)
     for step in steps:
         timeout.reschedule(None)
@@ -247,12 +238,7 @@ async def _migrate(
     (outbox,) = await cursor.fetchone() or (outbox_table,)
     if outbox != outbox_table:
         raise SchemaMismatch(f"spec.outbox.table: {outbox}: {RESERVED}. Nothing was changed: choose another name.")
-    return MigrationReport(outbox, tuple(step.name for step in steps), await _missing_roles(cursor))
-
-
-async def _missing_roles(cursor: _Cursor) -> tuple[str, ...]:
-    await cursor.execute(_SQL["missing_roles"])
-    return tuple(role for (role,) in await cursor.fetchall())
+    return tuple(step.name for step in steps)
 
 
 async def pending_migrations(link: PostgresConnection) -> tuple[Migration, ...]:
@@ -261,37 +247,32 @@ async def pending_migrations(link: PostgresConnection) -> tuple[Migration, ...]:
     return pending(known_migrations(), await link.fetch(_SQL["applied"]) if ledger else [])
 
 
-class MigrationScript:
-    """Migrations as scripts for an administrator, for databases with ``manageSchema: false``.
+async def migration_script(link: PostgresConnection, outbox: str, migrated: set[tuple[int, str]]) -> str:
+    """Return all pending changes as a script for an administrator (``manageSchema: false``); empty if there are none.
 
-    Scripts for several outboxes are to be run in order: the first one for a database migrates its schema.
+    ``migrated``: databases whose schema an earlier script migrates; this database is added. Scripts are to be run in
+    order.
     """
-
-    def __init__(self) -> None:
-        self._migrated: set[tuple[int, str]] = set()
-
-    async def script(self, link: PostgresConnection, outbox: str) -> str:
-        """Return the script with all pending changes; empty if there are none."""
-        ledger, database = _checked(await link.fetch(_SQL["facts"]))
-        ((name, exists),) = await link.fetch(_SQL["outbox"], {"outbox": outbox})
-        if name != outbox:
-            raise SchemaMismatch(f"spec.outbox.table: {name}: {RESERVED}. Choose another name.")
-        this_one = (link.server.system_identifier, database)
-        steps = () if this_one in self._migrated else await pending_migrations(link)
-        self._migrated.add(this_one)
-        literal = psycopg.AsyncClientCursor(link.connection)
-        ledger_first = [_SQL["create_ledger"]] if steps and not ledger else []
-        parts = []
-        for step in steps:
-            parts += [f"-- {step.name}\n{step.script.strip()}", literal.mogrify(_SQL["record"], step.ledger_row)]
-        if steps:
-            parts.append(_SQL["grant_roles"])
-        if not exists:
-            parts.append(literal.mogrify(_SQL["create_outbox"], {"outbox": outbox}))
-        if not parts:
-            return ""
-        whole = ["begin", *ledger_first, _SQL["lock"], *parts, "commit"]
-        return "\n\n".join(part if part.endswith(";") else f"{part};" for part in whole)
+    ledger, database = _checked(await link.fetch(_SQL["facts"]))
+    ((name, exists),) = await link.fetch(_SQL["outbox"], {"outbox": outbox})
+    if name != outbox:
+        raise SchemaMismatch(f"spec.outbox.table: {name}: {RESERVED}. Choose another name.")
+    this_one = (link.server.system_identifier, database)
+    steps = () if this_one in migrated else await pending_migrations(link)
+    migrated.add(this_one)
+    literal = psycopg.AsyncClientCursor(link.connection)
+    parts = []
+    for step in steps:
+        parts += [f"-- {step.name}\n{step.script.strip()}", literal.mogrify(_SQL["record"], step.ledger_row)]
+    if steps:
+        parts.append(_SQL["grant_roles"])
+    if not exists:
+        parts.append(literal.mogrify(_SQL["create_outbox"], {"outbox": outbox}))
+    if not parts:
+        return ""
+    ledger_first = [_SQL["create_ledger"]] if steps and not ledger else []
+    whole = ["begin", *ledger_first, _SQL["lock"], *parts, "commit"]
+    return "\n\n".join(part if part.endswith(";") else f"{part};" for part in whole)
 
 
 def _checked(facts: Sequence[Row]) -> tuple[bool, str]:
@@ -315,6 +296,4 @@ def _checked(facts: Sequence[Row]) -> tuple[bool, str]:
 
 def _sentence(error: psycopg.Error) -> str:
     """Return the server's message and hint, without the statement."""
-    words = primary_message(error)
-    hint = error.diag.message_hint
-    return f"{words.rstrip('.')}. {hint.rstrip('.')}" if hint else words.rstrip(".")
+    return ". ".join(part.rstrip(".") for part in (primary_message(error), error.diag.message_hint) if part)

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import psycopg
 from psycopg import sql
@@ -39,15 +39,7 @@ _NOT_NOW = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psyco
 Connection = psycopg.AsyncConnection[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Supply:
-    made: int
-    days_ahead: float | None
-    """Days from now that are covered without a gap; None for a plain table. A writer without a partition fails."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimePartition:
+class TimePartition(NamedTuple):
     name: str
     lower: datetime
     upper: datetime
@@ -66,8 +58,7 @@ class HardLimit:
     max_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(NamedTuple):
     """An expired partition that can't be dropped yet."""
 
     partition: str
@@ -79,8 +70,7 @@ class Blocked:
         return f"{self.partition}: {owner}{self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(NamedTuple):
     """Undelivered events of a subscription dropped by a hard limit, counted before its filter."""
 
     partition: str
@@ -98,20 +88,17 @@ class RetentionReport:
 
 
 async def server_time(connection: Connection) -> datetime:
-    now: datetime = await _value(connection, "now")
-    return now
+    return cast(datetime, await _value(connection, "now"))
 
 
-async def ensure_partitions(connection: Connection, outbox: str) -> Supply:
-    """Create the missing partitions of the next 30 days. If none is missing, write nothing."""
-    made: int | None = await _value(connection, "ensure", outbox=outbox)
-    return Supply(made or 0, await days_ahead(connection, outbox))
+async def ensure_partitions(connection: Connection, outbox: str) -> int:
+    """Create the missing partitions of the next 30 days and return their number. If none is missing, write nothing."""
+    return cast("int | None", await _value(connection, "ensure", outbox=outbox)) or 0
 
 
 async def days_ahead(connection: Connection, outbox: str) -> float | None:
-    """Return the days that existing partitions cover, whether or not more can be created; see `Supply`."""
-    days: float | None = await _value(connection, "ahead", outbox=outbox)
-    return days
+    """Return the days from now that partitions cover without a gap; None for a plain table."""
+    return cast("float | None", await _value(connection, "ahead", outbox=outbox))
 
 
 async def _value(connection: Connection, name: str, **values: object) -> Any:
@@ -125,10 +112,8 @@ async def _value(connection: Connection, name: str, **values: object) -> Any:
     return row[0]
 
 
-def beyond(limit: HardLimit | None, partitions: Sequence[TimePartition], now: datetime) -> frozenset[str]:
+def beyond(limit: HardLimit, partitions: Sequence[TimePartition], now: datetime) -> frozenset[str]:
     """Return the partitions that a hard limit drops: the oldest first, and never one that may still be written to."""
-    if limit is None:
-        return frozenset()
     over = [partition for partition in partitions if partition.upper <= now]
     given_up = {p.name for p in over if limit.older_than is not None and p.upper <= limit.older_than}
     if limit.max_bytes is not None:
@@ -156,7 +141,7 @@ class RetentionSweep:
     older_than: datetime
     _: KW_ONLY
     now: datetime
-    limit: HardLimit | None = None
+    limit: HardLimit = HardLimit()
     lock_wait: float = 0.1
     detach_wait: float = 5.0
     count_up_to: int = 100_000
@@ -185,7 +170,12 @@ class RetentionSweep:
     async def _sweep(self) -> None:
         partitions = [TimePartition(*row) for row in await self._rows("partitions", outbox=self.outbox, mark=_MARK)]
         for partition in partitions:
-            if partition.pending and not await self._finish(partition):
+            if not partition.pending:
+                continue
+            if not partition.condemned:
+                reason = "another session's detach of it is unfinished: finish it with ALTER TABLE ... FINALIZE"
+                return self._block(partition.name, reason)
+            if not await self._remove(partition, "finish_detach"):
                 return  # Postgres allows one pending detach at a time
         for (leftover,) in await self._rows("leftovers", outbox=self.outbox, mark=_MARK):
             await self._drop(leftover)
@@ -230,14 +220,6 @@ class RetentionSweep:
             holders = await self._rows("holders", outbox=self.outbox, lower=partition.lower, upper=partition.upper)
         self.found.blocked += tuple(Blocked(partition.name, reason, name) for name, reason in holders)
         return bool(holders)
-
-    async def _finish(self, partition: TimePartition) -> bool:
-        if not partition.condemned:
-            self._block(
-                partition.name, "another session's detach of it is unfinished: finish it with ALTER TABLE ... FINALIZE"
-            )
-            return False
-        return await self._remove(partition, "finish_detach")
 
     async def _remove(self, partition: TimePartition, how: str) -> bool:
         """Detach and drop a partition. Return False if it could not be detached."""

@@ -36,7 +36,6 @@ MOST_COUNTED = 100_000
 BOOKKEEPING = ("relays", "wakeup_requests", "subscriptions", "cursors", "parked", "dead_letters")
 """Tables that a relay writes to."""
 
-
 _TEXT: Final = ("text", "character varying")
 _AS_TEXT: Final = dict.fromkeys(("integer", "bigint", "smallint", "uuid", "boolean"), "{0}::text")
 """Types whose text is immutable, so that a generated column can be made of it."""
@@ -51,8 +50,7 @@ class Present(NamedTuple):
     generated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     what: str
     where: str
     sql: str
@@ -309,14 +307,11 @@ def _about_columns(table: str, names: Mapping[str, str], present: Mapping[str, P
     for name, column in COLUMNS.items():
         column_name = names[name]
         where = f"{table}.{column_name}"
-        if column_name not in present:
-            yield Finding("the column does not exist", where, _addition(table, name, names, present))
-            continue
-        found = present[column_name]
+        found = present.get(column_name)
         alter = f'alter table {table} alter column "{column_name}"'
-        if found.kind not in column.types:
-            what = f"the column is {found.kind}, and must be {' or '.join(column.types)}"
-            yield Finding(what, where, _replacement(table, name, names, present))
+        if found is None or found.kind not in column.types:
+            wrong = found and f"the column is {found.kind}, and must be {' or '.join(column.types)}"
+            yield Finding(wrong or "the column does not exist", where, _remedy(table, name, names, present))
         elif column.always and not found.always:
             yield Finding("it may be null, and no event can be without it", where, f"{alter} set not null;")
         elif name == "xid" and "pg_current_xact_id()" not in found.default:
@@ -325,36 +320,31 @@ def _about_columns(table: str, names: Mapping[str, str], present: Mapping[str, P
             )
 
 
-def _addition(table: str, name: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
-    """Return the SQL that adds a missing column, derived from the table's column of Mailboat's name if there is one."""
+def _remedy(table: str, name: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
+    """Return the SQL that adds a missing column, or one beside a column of the wrong type, which stays as it is.
+
+    The values of an added column follow from the column of the wrong type, or from the table's column of Mailboat's
+    name if there is one. The SQL refers to columns of the right types, even to added ones.
+    """
     column, column_name = COLUMNS[name], names[name]
-    if (expression := _derived(column, name, present)) is not None:
-        return _generated(table, column_name, column, expression)
-    statement = f"alter table {table} {_clause(name, column_name, names, present)};"
-    if not column.written:
-        return statement
     field = f"spec.outbox.columns.{yaml_name(name)}"
-    return f"-- name the column that has it in {field}; if writers are going to fill a new one: {statement}"
-
-
-def _replacement(table: str, name: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
-    """Return the SQL that adds a column beside one of the wrong type, which stays as it is."""
-    column, column_name, new = COLUMNS[name], names[name], f"mailboat_{name}"
-    use = f"  -- and set spec.outbox.columns.{yaml_name(name)}: {new}"
-    if (expression := _derived(column, column_name, present)) is not None:
-        return _generated(table, new, column, expression) + use
+    if column_name in present:
+        source, new, use = column_name, f"mailboat_{name}", f"  -- and set {field}: mailboat_{name}"
+    else:
+        source, new, use = name, column_name, ""
+    if (expression := _derived(column, source, present)) is not None:
+        kind = "timestamptz" if column.types[0] == "timestamp with time zone" else column.types[0]
+        always = " not null" if column.always else ""
+        generated = f"{kind}{always} generated always as ({expression}) stored"
+        return f'alter table {table} add column "{new}" {generated};{use}'
+    if column.written and column_name in present:
+        return f'-- add a column of type {column.types[0]} that writers fill, such as "{new}", and set {field}: {new}'
+    key, position = (_operand(other, names, present) for other in ("key", "id"))
+    addition = column.addition.format(f'"{new}"', key=key, id=position)
+    statement = f"alter table {table} {addition};{use}"
     if column.written:
-        return (
-            f'-- add a column of type {column.types[0]} that writers fill, such as "{new}",{use.removeprefix("  --")}'
-        )
-    return f"alter table {table} {_clause(name, new, names, present)};{use}"
-
-
-def _clause(name: str, new: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
-    """Return the clause that adds a column. It refers to columns of the right types, even to added ones."""
-    return COLUMNS[name].addition.format(
-        f'"{new}"', **{other: _operand(other, names, present) for other in ("key", "id")}
-    )
+        return f"-- name the column that has it in {field}; if writers are going to fill a new one: {statement}"
+    return statement
 
 
 def _operand(name: str, names: Mapping[str, str], present: Mapping[str, Present]) -> str:
@@ -371,9 +361,3 @@ def _derived(column: Column, source: str, present: Mapping[str, Present]) -> str
     found = present.get(source)
     pattern = (column.derivations or {}).get(found.kind) if found is not None else None
     return None if pattern is None else pattern.format(f'"{source}"')
-
-
-def _generated(table: str, name: str, column: Column, expression: str) -> str:
-    kind = "timestamptz" if column.types[0] == "timestamp with time zone" else column.types[0]
-    always = " not null" if column.always else ""
-    return f'alter table {table} add column "{name}" {kind}{always} generated always as ({expression}) stored;'
